@@ -34,7 +34,7 @@ __all__ = ["Decision", "Selection"]
 _RACE = "race of plans"
 
 #: seconds in which a node of a plan for a race is built (Zen 4, one thread)
-_NODE_SECONDS = 2e-4
+_NODE_SECONDS = 1e-4
 
 #: seconds of a race, for the efforts "quick" and "patient"
 _QUICK_SECONDS, _PATIENT_SECONDS = 0.2, 1.0

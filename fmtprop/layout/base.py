@@ -323,7 +323,12 @@ class DescBase:
             return True
         if not isinstance(other, DescBase):
             return NotImplemented
-        return hash(self) == hash(other) and self._identity() == other._identity()
+        try:
+            if self._hash != other._hash:
+                return False
+        except AttributeError:  # not asked for yet
+            pass
+        return self._identity() == other._identity()
 
     def __hash__(self) -> int:
         try:

@@ -17,7 +17,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Target
 from fmtprop.runtime.arena import Lifetime, peak_nbytes, plan_arena
-from fmtprop.runtime.constants import ConstantStore
+from fmtprop.runtime.constants import ConstantStore, computed_nodes, is_indifferent, readers_behind_views
 from fmtprop.runtime.placement import place_parts, sum_operand
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step, Turn
 from fmtprop.runtime.weights import Numbers
@@ -94,6 +94,11 @@ class _Builder:
         self.threads = threads_here()
         #: implementation -> its executable
         self.executables: dict[int, Executable] = {}
+        #: views, and nodes in place: asked for again and again
+        self.views = frozenset(node.name for node in self.nodes if is_view(graph, node.name))
+        self.joins = frozenset(node.name for node in self.nodes if is_in_place(node))
+        #: value -> the nodes that read it or a view of it
+        self.behind: dict[Value, set[str]] = {}
         self.computed = computed_nodes(graph)
         self.placement = place_parts(graph, self.computed)
         #: a value with a slot, or with slots inside -> its buffer, and the elements before it there
@@ -148,9 +153,9 @@ class _Builder:
             self._place(node, 0, self._root(Home.INPUT, node.descs[0].nbytes, self.arguments[node.name]))
         elif node.op == "output":
             pass
-        elif is_in_place(node):
+        elif node.name in self.joins:
             self._join(node, inputs)
-        elif is_view(self.graph, node.name):
+        elif node.name in self.views:
             self._view(node)
         else:
             self._add_step(node, inputs)
@@ -162,7 +167,7 @@ class _Builder:
 
     def _supply(self, node: Node) -> None:
         """Store a constant, or compute a node of constants; another plan's copy in this format is shared."""
-        if node.op != "constant" and is_view(self.graph, node.name):
+        if node.name in self.views:
             self._view(node)
             return
         values = [Value(node.name, index) for index in range(len(node.results))]
@@ -204,8 +209,8 @@ class _Builder:
 
     def _add_constant(self, node: Node) -> int:
         data = self.graph.constants[node.name]
-        native = any_numbers_do(self.graph, node.name)
-        readers = readers_behind_views(self.graph, Value(node.name))
+        readers = self._readers(Value(node.name))
+        native = node.descs[0].takes_any_bytes and all(is_indifferent(self.graph.node(one)) for one in readers)
         kept = any(self.graph.node(reader).is_boundary for reader in readers)
         packed = self.computed.isdisjoint(readers) and not kept
         return self._constant(self.constants.add(data, node.results[0], node.descs[0], packed=packed, native=native))
@@ -230,9 +235,9 @@ class _Builder:
 
     def _forget(self, value: Value) -> None:
         """Drop a constant, or a value computed from constants, after all its readers were computed."""
-        while is_view(self.graph, value.node):
+        while value.node in self.views:
             value = self.graph.inputs(value.node)["src"]
-        if value in self.forgotten or not readers_behind_views(self.graph, value) <= self.packed.keys():
+        if value in self.forgotten or not self._readers(value) <= self.packed.keys():
             return
         self.forgotten.add(value)
         index = self.roots[self.places[value].buffer].index
@@ -361,27 +366,27 @@ class _Builder:
             else:
                 root, start = self.spots[slot.outer]
                 start += slot.start
-            if is_in_place(self.graph.node(inner.node)):  # no step writes it, but it is read
+            if inner.node in self.joins:  # no step writes it, but it is read
                 self.roots[root].reads += self.pending[inner]
             self.spots[inner] = root, start
         return self.spots[value]
 
     def _count_reads(self) -> dict[Value, int]:
         """Return, for each value that a step writes, how many operands and outputs read it or a view of it."""
-        reads: dict[Value, int] = {}
-        for node in reversed(self.nodes):
-            for index in range(len(node.results)):
-                value = Value(node.name, index)
-                total = 0
-                for reader, operand in self.graph.readers(value):
-                    if is_in_place(self.graph.node(reader)):
-                        total += (reader, operand) not in self.placement.written
-                    elif is_view(self.graph, reader):
-                        total += reads[Value(reader)]
-                    else:
-                        total += 1
-                reads[value] = total
+        reads = {Value(node.name, index): 0 for node in self.nodes for index in range(len(node.results))}
+        for node in reversed(self.nodes):  # all readers of a view come before it
+            for operand, value in self.graph.inputs(node.name).items():
+                if node.name in self.joins:
+                    reads[value] += (node.name, operand) not in self.placement.written
+                else:
+                    reads[value] += reads[Value(node.name)] if node.name in self.views else 1
         return reads
+
+    def _readers(self, value: Value) -> set[str]:
+        """Return the nodes that read a value or a view of it."""
+        if value not in self.behind:
+            self.behind[value] = readers_behind_views(self.graph, value)
+        return self.behind[value]
 
     def _outputs(self) -> tuple[tuple[str, Access], ...]:
         """Make an output's buffer the caller's tensor if the buffer has no other use."""
@@ -417,36 +422,7 @@ class _Builder:
         constants = tuple(self.constants[index] for index in kept)
         for value, access in self.places.items():
             root = self.roots[access.buffer]
-            if root.home is Home.CONSTANT and root.index in renumbered and not is_view(self.graph, value.node):
+            if root.home is Home.CONSTANT and root.index in renumbered and value.node not in self.views:
                 flat, desc = self.constants[root.index], self.graph.desc_of(value)
                 self.constants.forms.note(self._origin(value), desc, flat, self._numbers(value))
         return tuple(buffers), layout.nbytes, peak_nbytes(list(lifetimes.values())), constants
-
-
-def computed_nodes(graph: Graph) -> set[str]:
-    """Return the nodes that depend on an input or on a concat in place; all other nodes are constant."""
-    return graph.dependents(node.name for node in graph.nodes() if node.op == "input" or is_in_place(node))
-
-
-def is_indifferent(node: Node) -> bool:
-    """Return whether a formatted node takes equally long for any numbers, and its results may be any bytes."""
-    choice = node.choice
-    if choice is None or choice.handle is None or not all(desc.takes_any_bytes for desc in node.descs):
-        return False
-    # PyTorch's arithmetic too, but a whole number may be an index or a divisor
-    floating = all(desc.dtype.is_floating for desc in choice.operands.values())
-    return implementation(node).takes_any_numbers or (opdef(node.op).elementwise and floating)
-
-
-def any_numbers_do(graph: Graph, constant: str) -> bool:
-    """Return whether a constant may be any bytes, and all nodes that read it or a view of it accept any numbers."""
-    readers = readers_behind_views(graph, Value(constant))
-    return graph.node(constant).descs[0].takes_any_bytes and all(is_indifferent(graph.node(one)) for one in readers)
-
-
-def readers_behind_views(graph: Graph, value: Value) -> set[str]:
-    """Return the nodes that read a value or a view of it."""
-    found: set[str] = set()
-    for name, _ in graph.reading(value):
-        found |= readers_behind_views(graph, Value(name)) if is_view(graph, name) else {name}
-    return found

@@ -1,6 +1,7 @@
 """Constants while a plan is built: parameters with their values at that time, packed constants in aligned memory.
 
-Owns the copies of parameters: each distinct one is kept once. The originals are released only if the user says so.
+Owns the copies of parameters: each distinct one is kept once. The originals are released only if the user says so. Also
+tells which nodes are constant, and which numbers they accept.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from typing import Protocol
 
 import torch
 
+from fmtprop.ir.aliasing import is_in_place, is_view
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
+from fmtprop.ir.node import Node, Value
+from fmtprop.ir.op import opdef
 from fmtprop.ir.ports import result_names
 from fmtprop.ir.tensors import Constant, is_fresh, materialise
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
+from fmtprop.ops.host_call import HostCall
 from fmtprop.runtime.weights import WEIGHTS, PackedForms
 from fmtprop.targets.bound import SCRATCHPAD, Memory, Place, Stream
-from fmtprop.targets.executable import Executable, implementation
+from fmtprop.targets.executable import Executable, Implementation, implementation
 from fmtprop.targets.memory import aligned_bytes, nbytes_of, view
 
 #: flat bytes of each operand, and its layout in them
@@ -35,6 +39,8 @@ class ConstantStore:
         self._uses: list[int] = []
         #: identity of shared bytes -> number
         self._numbers: dict[int, int] = {}
+        #: implementation -> itself and its executable: equal weights are packed by the same one
+        self._executables: dict[int, tuple[Implementation, Executable]] = {}
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return self._bytes[index]
@@ -107,8 +113,40 @@ class ConstantStore:
         places = {name: Place(Memory(flat), desc) for name, (flat, desc) in operands.items()}
         for index, (name, memory, desc) in enumerate(zip(result_names(node), results, node.descs, strict=True)):
             places[name] = Place(memory, desc, is_read=index not in unread)
-        run_once(node, way.build(threads), places)
+        if id(way) not in self._executables:
+            self._executables[id(way)] = way, way.build(threads)
+        run_once(node, self._executables[id(way)][1], places)
         return [memory.tensor for memory in results]
+
+
+def computed_nodes(graph: Graph) -> set[str]:
+    """Return the nodes that depend on an input or on a concat in place; all other nodes are constant."""
+    return graph.dependents(node.name for node in graph.nodes() if node.op == "input" or is_in_place(node))
+
+
+def is_indifferent(node: Node) -> bool:
+    """Return whether a formatted node takes equally long for any numbers, and its results may be any bytes."""
+    choice = node.choice
+    if choice is None or choice.handle is None or not all(desc.takes_any_bytes for desc in node.descs):
+        return False
+    # PyTorch's operator of a declared op, too; but a whole number may be an index, and other calls may do anything
+    floating = all(desc.dtype.is_floating for desc in (*choice.operands.values(), *node.descs))
+    declared = opdef(node.op).elementwise or not isinstance(node.attrs, HostCall)
+    return implementation(node).takes_any_numbers or (declared and floating)
+
+
+def any_numbers_do(graph: Graph, constant: str) -> bool:
+    """Return whether a constant may be any bytes, and all nodes that read it or a view of it accept any numbers."""
+    readers = readers_behind_views(graph, Value(constant))
+    return graph.node(constant).descs[0].takes_any_bytes and all(is_indifferent(graph.node(one)) for one in readers)
+
+
+def readers_behind_views(graph: Graph, value: Value) -> set[str]:
+    """Return the nodes that read a value or a view of it."""
+    found: set[str] = set()
+    for name, _ in graph.reading(value):
+        found |= readers_behind_views(graph, Value(name)) if is_view(graph, name) else {name}
+    return found
 
 
 class Owner(Protocol):

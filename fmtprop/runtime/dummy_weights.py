@@ -19,8 +19,15 @@ from fmtprop.ir.tensors import Constant
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Target
-from fmtprop.runtime.build import any_numbers_do, build_plan, computed_nodes, is_indifferent, readers_behind_views
-from fmtprop.runtime.constants import ConstantStore, Operands
+from fmtprop.runtime.build import build_plan
+from fmtprop.runtime.constants import (
+    ConstantStore,
+    Operands,
+    any_numbers_do,
+    computed_nodes,
+    is_indifferent,
+    readers_behind_views,
+)
 from fmtprop.runtime.plan import Plan
 from fmtprop.system.machine import last_level_cache_nbytes
 from fmtprop.targets.memory import ALIGNMENT_NBYTES, numbers

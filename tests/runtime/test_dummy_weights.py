@@ -148,10 +148,25 @@ class WithoutBinary(OneDnnTarget):
         return () if node.op == "binary" else super().candidates(node, request)
 
 
+class WithoutPooling(OneDnnTarget):
+    """Leaves pooling to PyTorch."""
+
+    def candidates(self, node: Node, request: Request) -> Iterable[Candidate]:
+        return () if node.op == "pooling" else super().candidates(node, request)
+
+
 def test_arithmetic_of_pytorch_runs_on_any_numbers() -> None:
     normal, _ = normalise(fp.from_torch(Multiplied(), X))
     graph = AssignFormats("propagate", Setting(WithoutBinary(), ReferenceTarget())).run(normal)
     assert [node.op for node in graph.nodes() if node.choice and node.choice.impl == "torch"] == ["binary"]
+    assert runs_on_any_numbers(graph)
+
+
+def test_padding_and_pooling_by_pytorch_run_on_any_numbers() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ZeroPad2d((0, 1, 0, 1)), nn.MaxPool2d(2), nn.Conv2d(4, 4, 1))
+    normal, _ = normalise(fp.from_torch(module, X))
+    graph = AssignFormats("propagate", Setting(WithoutPooling(), ReferenceTarget())).run(normal)
+    assert [node.op for node in graph.nodes() if node.choice and node.choice.impl == "torch"] == ["pad", "pooling"]
     assert runs_on_any_numbers(graph)
 
 

@@ -71,6 +71,7 @@ class Enumeration:
     ways: dict[str, list[Way]] = field(default_factory=dict)
     formats: dict[Value, list[MemoryDesc]] = field(default_factory=dict)
     detours: dict[tuple[MemoryDesc, MemoryDesc], MemoryDesc] = field(default_factory=dict)
+    _reorders: dict[Value, list[tuple[MemoryDesc, MemoryDesc]]] | None = None
 
     def __iter__(self) -> Iterator[Way]:
         for ways in self.ways.values():
@@ -78,6 +79,7 @@ class Enumeration:
 
     def offer(self, name: str, candidate: Candidate) -> None:
         """Add a way to run a node of the graph."""
+        self._reorders = None
         node, inputs = self.graph.node(name), self.graph.inputs(name)
         self.ways[name].append(Way(node, inputs, candidate, (name,)))
         results = {Value(name, index): desc for index, desc in enumerate(candidate.results)}
@@ -86,14 +88,25 @@ class Enumeration:
                 self.formats[value].append(desc)
 
     def reorders(self) -> dict[Value, list[tuple[MemoryDesc, MemoryDesc]]]:
-        """Return, for each tensor, the possible changes of format: from any format to one that is read."""
+        """Return, for each tensor, the possible changes of format: from any format to one that is read.
+
+        Ask for them when all ways are known; only :meth:`offer` may add more.
+        """
+        if self._reorders is None:
+            self._reorders = self._find_reorders()
+        return self._reorders
+
+    def _find_reorders(self) -> dict[Value, list[tuple[MemoryDesc, MemoryDesc]]]:
         wanted: dict[Value, set[MemoryDesc]] = {}
         asked: set[tuple[Value, MemoryDesc]] = set()  # formats of the caller and of weights, which may have gaps
         for way in self:
+            node = way.node
             for operand, value in way.inputs.items():
+                if value not in self.formats:
+                    continue  # a constant
                 desc = way.candidate.operands[operand]
                 wanted.setdefault(value, set()).add(desc)
-                if way.node.op == "output" or port(way.node, operand).role is Role.PARAMETER:
+                if node.op == "output" or port(node, operand).role is Role.PARAMETER:
                     asked.add((value, desc))
         found = {}
         for value, formats in self.formats.items():
