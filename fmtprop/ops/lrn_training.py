@@ -81,9 +81,11 @@ def is_compiled(attrs: Lrn, dims: tuple[int, ...]) -> bool:
     """Return whether oneDNN has kernels of both passes on f32 images of these dims, in some format."""
     for tag in ("acdb", "aBcd16b", "aBcd8b") if len(dims) == 4 and all(dims) else ():
         desc = native(MemoryDesc(dims, DataType.F32, tag=tag))
-        names = ("src", "dst", "diff_src", "diff_dst")
         try:
-            found = [make(attrs, dict.fromkeys(names, desc), None) for make in (primitive, primitive_backward)]
+            found = [
+                primitive(attrs, dict.fromkeys(("src", "dst"), desc), None),
+                primitive_backward(attrs, dict.fromkeys(("src", "diff_src", "diff_dst"), desc), None),
+            ]
             formats = [one.resolve(one.pd) for one in found]
         except (DnnlError, FormatError):
             continue
