@@ -17,6 +17,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fmtprop.frontends.call_import import importers
+from fmtprop.frontends.fx_import import placeholders, results_of
 from fmtprop.ir.op import opdef
 from fmtprop.ops.host_call import draws_random_numbers
 
@@ -62,7 +63,7 @@ class Pieces:
     _boxed_call = True
 
     def __init__(self, module: fx.GraphModule, runs: Sequence[tuple[Callable[[list[Any]], Sequence[Any]], Piece]]):
-        places = {node.name: place for place, node in enumerate(_placeholders(module))}
+        places = {node.name: place for place, node in enumerate(placeholders(module))}
         for _, piece in runs:
             for name in piece.writes:
                 places.setdefault(name, len(places))
@@ -70,10 +71,10 @@ class Pieces:
             (run, [places[name] for name in piece.reads], [places[name] for name in piece.writes])
             for run, piece in runs
         ]
-        results: Any = _output(module).args[0]
+        results: Any = results_of(module)
         self._results = [places[r.name] if isinstance(r, fx.Node) else None for r in results]
         self._fixed = [None if isinstance(r, fx.Node) else r for r in results]
-        self._later = len(places) - len(_placeholders(module))
+        self._later = len(places) - len(placeholders(module))
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run the pieces in their order."""
@@ -124,7 +125,7 @@ def parted(module: fx.GraphModule, constants: frozenset[int]) -> list[Piece]:
     groups = [[node for node in levels if levels[node] == level] for level in range(last + 1)]
     if sum(map(bool, groups)) == 1:  # the caller passes all inputs, read or not
         return [Piece(module, constants, (), (), is_ours=False)]
-    known = {node.name for place, node in enumerate(_placeholders(module)) if place in constants}
+    known = {node.name for place, node in enumerate(placeholders(module)) if place in constants}
     return [_piece(module, known, group, level % 2 == 0) for level, group in enumerate(groups) if group]
 
 
@@ -239,7 +240,7 @@ def _meets_symbols(node: fx.Node) -> bool:
 
 def has_fixed_products(module: fx.GraphModule, constants: frozenset[int]) -> bool:
     """Return whether there are products of constants, and all of them have fixed sizes."""
-    fixed = {node for place, node in enumerate(_placeholders(module)) if place in constants}
+    fixed = {node for place, node in enumerate(placeholders(module)) if place in constants}
     found = False
     for node in _calls(module):
         sources = node.all_input_nodes
@@ -270,15 +271,6 @@ def _is_random(node: fx.Node) -> bool:
 
 def _calls(module: fx.GraphModule) -> Iterator[fx.Node]:
     return (node for node in list(module.graph.nodes) if node.op == "call_function")
-
-
-def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
-    return [node for node in module.graph.nodes if node.op == "placeholder"]
-
-
-def _output(module: fx.GraphModule) -> fx.Node:
-    found: fx.Node = next(node for node in module.graph.nodes if node.op == "output")
-    return found
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:

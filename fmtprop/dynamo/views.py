@@ -16,6 +16,8 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from fmtprop.frontends.fx_import import placeholders, results_of
+
 __all__ = ["WithViews", "without_views"]
 
 _ATEN = torch.ops.aten
@@ -64,7 +66,7 @@ def without_views(module: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModul
         From inputs and these results to all results. None where there are no views of inputs, of a part of a result,
         or of a result that is returned in another form, too.
     """
-    given: Any = next(node for node in module.graph.nodes if node.op == "output").args[0]
+    given = results_of(module)
     results = [one for one in given if isinstance(one, fx.Node)]
     shared = Counter(_base(one) for one in dict.fromkeys(results))
     views = {one for one in results if _must_be_view(one, shared)}
@@ -73,7 +75,7 @@ def without_views(module: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModul
     inner, outer = fx.Graph(), fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
     inner.graph_copy(module.graph, copied)
-    made = {node: outer.placeholder(node.name) for node in module.graph.nodes if node.op == "placeholder"}
+    made = {node: outer.placeholder(node.name) for node in placeholders(module)}
     kept: dict[fx.Node, None] = dict.fromkeys(one for one in results if one not in views and one not in made)
     for one in views:
         kept.update(dict.fromkeys(_read_by_views(one)))

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fmtprop.frontends.fx_import import Calls, import_calls
+from fmtprop.frontends.fx_import import Calls, import_calls, placeholders, results_of
 from fmtprop.frontends.torch_call import check_real, tensor_type
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
@@ -88,7 +88,7 @@ def import_functional(program: Calls, constants: Mapping[int, torch.Tensor], nam
     """
     graph, values, boundary = Graph(name), dict[str, Any](), dict[str, MemoryDesc]()
     places: dict[Value, int] = {}
-    for position, node in enumerate(node for node in program.graph.nodes if node.op == "placeholder"):
+    for position, node in enumerate(placeholders(program)):
         recorded = node.meta.get("val")
         if not isinstance(recorded, torch.Tensor):
             values[node.name] = recorded
@@ -103,10 +103,9 @@ def import_functional(program: Calls, constants: Mapping[int, torch.Tensor], nam
         else:
             continue
         values[node.name], places[value] = value, position
-    recorded_results = next(node for node in program.graph.nodes if node.op == "output").args[0]
     results: list[tuple[str, Any]] = []
     outputs: dict[tuple[Value, fx.Node], int] = {}  # a value and a copy of it are two outputs
-    for result, origin in zip(import_calls(graph, program, values), recorded_results, strict=True):
+    for result, origin in zip(import_calls(graph, program, values), results_of(program), strict=True):
         if not isinstance(result, Value):
             results.append(("fixed", result))
         elif result in places and holder(origin).op == "placeholder":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +20,7 @@ from fmtprop.frontends.call_import import CallImporter, FoundCall
 from fmtprop.frontends.torch_call import add_constant, by_schema, check_real
 from fmtprop.ir.graph import Graph
 
-__all__ = ["Calls", "import_calls", "origin_of"]
+__all__ = ["Calls", "import_calls", "origin_of", "placeholders", "results_of"]
 
 
 class Nodes(Protocol):
@@ -146,6 +146,17 @@ class _Walk:
 
 
 # ---------------------------------------------------------------- reading fx nodes
+
+
+def placeholders(program: Any) -> list[fx.Node]:
+    """Return the inputs of a module or program with an fx graph."""
+    return [node for node in program.graph.nodes if node.op == "placeholder"]
+
+
+def results_of(program: Any) -> Sequence[Any]:
+    """Return the nodes of its results, and results that are fixed numbers."""
+    results: Sequence[Any] = next(node for node in program.graph.nodes if node.op == "output").args[0]
+    return results
 
 
 def _is_complex(node: fx.Node) -> bool:

@@ -15,7 +15,7 @@ from torch import fx
 
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.functional import holder, is_dense, note_format
-from fmtprop.frontends.fx_import import import_calls
+from fmtprop.frontends.fx_import import import_calls, placeholders, results_of
 from fmtprop.frontends.random_calls import Draw, drawer, drawn_first
 from fmtprop.frontends.torch_call import check_real, tensor_type
 from fmtprop.ir.aliasing import storage
@@ -115,7 +115,7 @@ def import_joint(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
 def _check_sizes(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
     """Refuse sizes and strides that change: both halves of a plan are for fixed ones."""
     # without states of generators, which are of any size, and not read by a plan
-    for node in (*drawn_first(forward).graph.nodes, *_placeholders(backward)):
+    for node in (*drawn_first(forward).graph.nodes, *placeholders(backward)):
         value = node.meta.get("val")
         is_given = node.op == "placeholder" or not isinstance(value, torch.Tensor)
         numbers = (value,) if is_given else value.shape
@@ -129,7 +129,7 @@ def _check_sizes(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
 class _Importer:
     def __init__(self, forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, name: str) -> None:
         #: for each of the caller's results, its size, strides and offset if it is a view, else None
-        self.views = [_layout_of(result) if _viewed(result) is not result else None for result in _results_of(forward)]
+        self.views = [_layout_of(result) if _viewed(result) is not result else None for result in results_of(forward)]
         self.programs = drawn_first(_with_viewed(forward, outputs)), drawn_first(backward)
         self.count = outputs
         self.graph = Graph(name)
@@ -142,7 +142,7 @@ class _Importer:
 
     def run(self) -> Joint | None:
         graph, (forward, backward) = self.graph, self.programs
-        recorded = _results_of(forward)
+        recorded = results_of(forward)
         results = self._import_forward()
         own, saved = results[: self.count], results[self.count :]
         sources = [self._output(*one) for one in zip(own, recorded, self.views, strict=False)]
@@ -150,7 +150,7 @@ class _Importer:
         sources += [self._saved(value, origin) for value, origin in zip(saved, recorded[self.count :], strict=True)]
         gradients = self._import_backward(saved)
         made: dict[object, int] = {}
-        origins = _layouts(_placeholders(forward), _results_of(backward))
+        origins = _layouts(placeholders(forward), results_of(backward))
         found = [self._gradient(value, origin, made) for value, origin in zip(gradients, origins, strict=True)]
         graph.remove_dead()
         if len(graph) == len(graph.input_nodes) + len(graph.output_nodes):
@@ -169,8 +169,8 @@ class _Importer:
     def _import_forward(self) -> list[Any]:
         program = self.programs[0]
         values: dict[str, Any] = {}
-        needed = {node.name for node in self.programs[1].graph.nodes if node.op == "placeholder"}
-        for position, node in enumerate(_placeholders(program)):
+        needed = {node.name for node in placeholders(self.programs[1])}
+        for position, node in enumerate(placeholders(program)):
             recorded = node.meta.get("val")
             if not isinstance(recorded, torch.Tensor):
                 values[node.name] = recorded
@@ -191,7 +191,7 @@ class _Importer:
                     "hold it; train this recurrent layer outside of the compiled model"
                 )
         values: dict[str, Any] = {}
-        for position, node in enumerate(_placeholders(program)):
+        for position, node in enumerate(placeholders(program)):
             if position < len(saved):
                 values[node.name] = saved[position]
             elif node.users:
@@ -279,10 +279,6 @@ def _layout_of(view: fx.Node) -> tuple[Any, ...]:
     return recorded.shape, recorded.stride(), recorded.storage_offset()
 
 
-def _placeholders(program: fx.GraphModule) -> list[fx.Node]:
-    return [node for node in program.graph.nodes if node.op == "placeholder"]
-
-
 def _layouts(tensors: Sequence[fx.Node], gradients: Sequence[Any]) -> list[Any]:
     """Return for each gradient the node with its strides: its tensor's, since autograd copies a gradient with others.
 
@@ -298,8 +294,3 @@ def _layouts(tensors: Sequence[fx.Node], gradients: Sequence[Any]) -> list[Any]:
 def _shape(node: Any) -> object:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else None
-
-
-def _results_of(program: fx.GraphModule) -> Sequence[Any]:
-    results: Sequence[Any] = next(node for node in program.graph.nodes if node.op == "output").args[0]
-    return results

@@ -16,7 +16,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec,
 from torch.utils import _pytree as pytree
 
 from fmtprop.errors import IN_PLACE_REMEDY, ImportModelError
-from fmtprop.frontends.fx_import import import_calls
+from fmtprop.frontends.fx_import import import_calls, placeholders
 from fmtprop.frontends.torch_call import check_real, parts_of, tensor_type
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
@@ -62,7 +62,7 @@ class _Importer:
         self.signature = signature
         self.graph = Graph(name)
         self.values: dict[str, Any] = {}
-        self.placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+        self.placeholders = {node.name: node for node in placeholders(program)}
         self._seen: dict[tuple[Any, ...], Value] = {}
         self._check_state()
         self._add_inputs()

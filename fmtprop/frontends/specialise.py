@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from torch.fx.node import map_arg
 
 from fmtprop.errors import ImportModelError, InputError
-from fmtprop.frontends.fx_import import Calls
+from fmtprop.frontends.fx_import import Calls, placeholders
 
 __all__ = ["Sizes", "specialised", "specialised_module"]
 
@@ -36,7 +36,7 @@ class Sizes:
     """
 
     def __init__(self, program: ExportedProgram) -> None:
-        recorded = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+        recorded = {node.name: node.meta.get("val") for node in placeholders(program)}
         specs = [spec for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
         #: name and recorded tensor of each input
         self.inputs: list[tuple[str, torch.Tensor]] = []
@@ -165,7 +165,7 @@ def specialised(program: ExportedProgram, given: Sequence[torch.Tensor]) -> Expo
         for spec in program.graph_signature.input_specs
         if spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
     ]
-    recorded = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
+    recorded = [node.meta.get("val") for node in placeholders(program)]
     mode = torch._guards.detect_fake_mode(recorded) or FakeTensorMode()
     known: dict[str, Any]
     with mode:
@@ -205,7 +205,7 @@ def specialised_module(module: fx.GraphModule, given: Sequence[Any]) -> Calls:
     ``make_fx`` would do, but while it traces, all calls of compiled functions in other threads raise.
     """
     mode = FakeTensorMode()
-    known = dict(zip((node.name for node in module.graph.nodes if node.op == "placeholder"), given, strict=True))
+    known = dict(zip((node.name for node in placeholders(module)), given, strict=True))
     known |= {node.name: attrgetter(node.target)(module) for node in module.graph.nodes if node.op == "get_attr"}
     fake = {name: mode.from_tensor(one) if isinstance(one, torch.Tensor) else one for name, one in known.items()}
     return _Calls(module, _Specialiser(module.graph, fake, mode).graph)

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fmtprop.errors import ImportModelError, InputError
 from fmtprop.frontends.exporting import check_tensors, export, exporting, functionalised
+from fmtprop.frontends.fx_import import placeholders
 from fmtprop.frontends.program_import import import_program, user_inputs
 from fmtprop.frontends.specialise import Sizes, specialised
 from fmtprop.ir.graph import Graph
@@ -244,7 +245,7 @@ def _check_examples(program: ExportedProgram, example_inputs: Any, kwargs: dict[
             f"the exported program takes {len(specs)} inputs, example_inputs has {len(given)}; leave it out, "
             "an exported program already has its shapes"
         )
-    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    values = {node.name: node.meta.get("val") for node in placeholders(program)}
     for spec, example in zip(specs, given, strict=True):
         value = values.get(spec.arg.name)
         if not isinstance(value, torch.Tensor) or not isinstance(example, torch.Tensor):

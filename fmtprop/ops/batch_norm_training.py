@@ -137,7 +137,7 @@ def _bare(lower: Primitive) -> Primitive:
     return primitive
 
 
-_FORWARD, _BACKWARD = map(_bare, training("BatchNormalization"))
+_FORWARD, _BACKWARD = map(_bare, training("BatchNormalization", "batch_normalization"))
 
 
 # ---------------------------------------------------------------- importers

@@ -140,7 +140,7 @@ def samples_backward() -> Iterable[Sample]:
         yield Sample(sample.name, sample.attrs, types, 0.1, 2.0)
 
 
-_FORWARD, _BACKWARD = training("LayerNormalization")
+_FORWARD, _BACKWARD = training("LayerNormalization", "layer_normalization")
 
 LAYER_NORMALIZATION_TRAINING = OpDef(
     name="layer_normalization_training",

@@ -16,7 +16,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.ops.building import create, lowering, native
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, NormFlags, PrimitiveDesc
+    from fmtprop.dnnl import NormFlags, PrimitiveDesc
 
 #: operands and results of f32 numbers
 VECTORS = ("mean", "variance", "scale", "shift", "diff_scale", "diff_shift")
@@ -64,25 +64,26 @@ def with_vectors(pd: PrimitiveDesc, images: Iterable[str], descs: Natives) -> Lo
     return Lowering(pd, lambda candidate: {**own.resolve(candidate), **vectors})
 
 
-def training(problem: str) -> tuple[Primitive, Primitive]:
+def training(problem: str, op: str) -> tuple[Primitive, Primitive]:
     """Return the rules of a normalization in training and of its gradients.
 
     The hint of the gradients, the forward descriptor, has src in the same format.
     """
 
-    def create_one(attrs: Any, descs: Natives, *others: Any, **images: NativeDesc) -> PrimitiveDesc:
-        attr, hint, prop = others
+    def created(
+        attrs: Any, descs: Natives, images: Natives, attr: NativeAttr, prop: str, hint: PrimitiveDesc | None = None
+    ) -> PrimitiveDesc:
         mean = native(MemoryDesc(descs["src"].dims[:-1], "f32"))  # of layer normalization: a number for each row
-        return create(problem, attrs, images, attr, hint, prop=prop, mean=mean, flags=affine_flags(problem, descs))
+        return create(problem, attrs, images, attr, hint, prop=prop, mean=mean, flags=affine_flags(op, descs))
 
     def forward(attrs: Any, descs: Natives, attr: NativeAttr) -> Lowering:
         images = {name: descs[name] for name in ("src", "dst")}
-        return with_vectors(create_one(attrs, descs, attr, None, "forward_training", **images), images, descs)
+        return with_vectors(created(attrs, descs, images, attr, "forward_training"), images, descs)
 
     def backward(attrs: Any, descs: Natives, attr: NativeAttr) -> Lowering:
-        hint = create_one(attrs, descs, attr, None, "forward_training", src=descs["src"], dst=descs["src"])
+        hint = created(attrs, descs, dict.fromkeys(("src", "dst"), descs["src"]), attr, "forward_training")
         images = {name: descs[name] for name in ("src", "diff_src", "diff_dst")}
         prop = "backward" if "scale" in descs else "backward_data"
-        return with_vectors(create_one(attrs, descs, attr, hint, prop, **images), images, descs)
+        return with_vectors(created(attrs, descs, images, attr, prop, hint), images, descs)
 
     return forward, backward
