@@ -1,4 +1,4 @@
-"""Caches that grow by concatenation, without a copy of what they had.
+"""Caches that grow by concatenation, without a copy of their earlier entries.
 
 Owns the memory of such caches. Only the longest cache in a memory is grown in place, so two continuations of one cache
 never meet.
@@ -58,7 +58,7 @@ class _Memory:
         whole.narrow(axis, start, count).copy_(new)
         dims = list(whole.shape)
         dims[axis] = start + count
-        # no view by PyTorch's account, whose sizes would be guarded
+        # no view by PyTorch's account: it would guard the sizes of a view
         result = new.new_empty(0).set_(whole.untyped_storage(), 0, dims, whole.stride())
         setattr(result, _MEMORY, self)
         return result

@@ -1,4 +1,4 @@
-"""Comparison of words in memory with what they were: two instructions for each."""
+"""Comparison of words in memory with their earlier values: two instructions for each."""
 
 from __future__ import annotations
 

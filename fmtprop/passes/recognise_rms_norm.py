@@ -14,7 +14,7 @@ from fmtprop.ops.rms_norm import RmsNorm
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, is_constant, is_square, only_reader, own_producer, viewed_constant
 
-#: function of the mean, and what is done with its result: a factor, or a divisor
+#: function of the mean -> the use of its result: a factor, or a divisor
 _ROOTS = {("pow", -0.5): "mul", ("pow", 0.5): "div", ("sqrt", 0.0): "div"}
 
 
