@@ -64,7 +64,8 @@ def primitive_backward(attrs: Lrn, descs: Natives, attr: NativeAttr) -> Lowering
     """Create the descriptor of the gradient; its hint is the forward descriptor."""
     images = dict.fromkeys(("src", "dst"), _images(attrs, descs["src"]))
     hint = create("Lrn", attrs, images, attr, local_size=attrs.size, prop="forward_training")
-    pd = create("Lrn", attrs, descs, attr, hint, local_size=attrs.size, prop="backward_data")
+    given = {name: descs[name] for name in ("src", "diff_src", "diff_dst")}
+    pd = create("Lrn", attrs, given, attr, hint, local_size=attrs.size, prop="backward_data")
     return lowering_with_workspace(pd, descs, hint)
 
 
