@@ -216,7 +216,7 @@ class _Importer:
             place = self.places.get(result)
             if isinstance(place, int):
                 return "input", place
-            position = _placeholders(self.programs[0]).index(base)
+            position = placeholders(self.programs[0]).index(base)
             return "part", lambda args: _part_of(args[position], base, origin)
         kind, place = self._add_output(result, origin, self.made, (result, holder(origin)), "")
         return (kind, place) if layout is None else ("view", lambda outputs: outputs[place].as_strided(*layout))
