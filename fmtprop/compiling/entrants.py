@@ -194,7 +194,7 @@ class Entrants:
         if name in _VARIANTS:
             return self._variant(name, _VARIANTS[name])
         if name == DIRECT:
-            solved = [one for name in _PRICED if (one := self._made.get(name)) is not None]
+            solved = [one for name in _PRICED if name in self._behind and (one := self._made.get(name)) is not None]
             if not solved:
                 return next(self._solved(self._normal, DIRECT, composed=False))
             return next(self._behind[min(solved, key=self.expected).name], None)
@@ -210,13 +210,28 @@ class Entrants:
         rewritten = variant.rewrite.run(self._normal)
         if rewritten is self._normal:  # it was verified
             return None
+        derived = self._derived(name, variant)
         if not self._budget.allows(name, self.seconds):
-            return None
+            return derived
         verify(rewritten, Stage.IMPORTED)
         try:
-            return self._first(name, rewritten, variant.pins(self._normal))
+            solved = self._first(name, rewritten, variant.pins(self._normal))
         except UnsupportedOpError:  # no kernel supports the rewritten graph: this is not a failure
+            return derived
+        # a solution may be worse where the solver had too little time
+        return solved if derived is None else min(solved, derived, key=self.expected)
+
+    def _derived(self, name: str, variant: Variant[Pass]) -> Entrant | None:
+        """Return the best entrant of the graph itself, rewritten in its formats; nothing is proved about its costs."""
+        best = self.get(BEST)
+        if best is None or best.certificate is None or variant.formatted is None or self._costs is None:
             return None
+        graph = variant.formatted(best.graph, self._setting, self._costs)
+        if graph is best.graph:
+            return None
+        verify(graph, Stage.FORMATTED)
+        cost = price(graph, self._costs)
+        return Entrant(name, graph, replace(best.certificate, objective=cost, bound=0.0, gap=1.0))
 
     def _first(self, name: str, normal: Graph, pins: Mapping[str, MemoryDesc] | None = None) -> Entrant:
         start, solutions = thread_time(), self._solved(normal, name, DIRECT, pins=pins)

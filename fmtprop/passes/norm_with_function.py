@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
+from fmtprop.ir.ports import result_names
 from fmtprop.ops.batch_norm_training import BatchStatistics
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.eltwise_backward import EltwiseGradient
 from fmtprop.passes.editing import bypass, only_reader
+from fmtprop.passes.target import Costs, Setting
 
 __all__ = ["NormWithFunction"]
+
+#: returns a node with the way to run it on inputs; None if there is none
+_Settle = Callable[[Node, Mapping[str, Value]], "Node | None"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,24 @@ class NormWithFunction:
         found = [self._fuse(out, node.name) for node in graph.nodes() if _is_bare(node)]
         return out if any(found) else graph
 
-    def _fuse(self, graph: Graph, name: str) -> bool:
+    def run_formatted(self, formatted: Graph, setting: Setting, costs: Costs) -> Graph:
+        """Return a formatted graph with each pair fused that a kernel runs in the formats at hand, or the same graph.
+
+        Parameters
+        ----------
+        formatted : Graph
+            A formatted graph.
+        setting : Setting
+            Who runs it.
+        costs : Costs
+            Costs of the kernels.
+        """
+        out = formatted.copy()
+        settle = partial(_settled, out, setting, costs)
+        found = [self._fuse(out, node.name, settle) for node in formatted.nodes() if _is_bare(node)]
+        return out if any(found) else formatted
+
+    def _fuse(self, graph: Graph, name: str, settle: _Settle = lambda node, inputs: node) -> bool:
         function, norm, own = _function_behind(graph, name), graph.node(name), Value(name)
         if function is None or not isinstance(function.attrs, Eltwise) or not isinstance(norm.attrs, BatchStatistics):
             return False
@@ -44,16 +68,37 @@ class NormWithFunction:
             return False
         attrs = replace(norm.attrs, function=function.attrs.alg, alpha=function.attrs.alpha, beta=function.attrs.beta)
         shift = graph.inputs(name).get("shift")
+        whole = replace(norm, attrs=attrs, descs=(*function.descs[:1], *norm.descs[1:]))
+        fused = [(settle(whole, graph.inputs(name)), graph.inputs(name))]
         for gradient, back in gradients.items():
             inputs = {**graph.inputs(back.name), "diff_dst": graph.inputs(gradient)["diff_dst"]}
             if shift is not None:
                 inputs["shift"] = shift
-            graph.replace(replace(back, attrs=attrs))
-            graph.set_inputs(back.name, inputs)
+            fused.append((settle(replace(back, attrs=attrs), inputs), inputs))
+        if any(node is None for node, _ in fused):
+            return False
+        for node, inputs in fused:
+            if node is not None:
+                graph.replace(node)
+                graph.set_inputs(node.name, inputs)
+        for gradient in gradients:
             graph.remove(gradient)
-        graph.replace(replace(norm, attrs=attrs))
         bypass(graph, function, [own])
         return True
+
+
+def _settled(graph: Graph, setting: Setting, costs: Costs, node: Node, inputs: Mapping[str, Value]) -> Node | None:
+    """Return a node with the first way to run it on the inputs that writes its formats."""
+    given = {name: graph.desc_of(value) for name, value in inputs.items()}
+    for candidate in setting.target.candidates(
+        node, {**given, **dict(zip(result_names(node), node.descs, strict=True))}
+    ):
+        reads = all(candidate.operands[name] in (desc, desc.at_start()) for name, desc in given.items())
+        if reads and candidate.results == node.descs:
+            candidate = replace(candidate, operands=given)
+            choice = replace(candidate.choice("with the function behind it"), cost=costs.node(node, candidate))
+            return node.with_(choice=choice)
+    return None
 
 
 def _is_bare(node: Node) -> bool:

@@ -24,6 +24,7 @@ from fmtprop.passes.norm_with_function import NormWithFunction
 from fmtprop.passes.optimal.accuracy import MOST_GROWTH
 from fmtprop.passes.scale_weights import ScaleWeights
 from fmtprop.passes.slice_batch import SliceBatch
+from fmtprop.passes.target import Costs, Setting
 from fmtprop.passes.winograd import Winograd
 
 __all__ = ["EXPANSIONS", "FUSIONS", "OF_GRAPH", "Variant"]
@@ -54,6 +55,8 @@ class Variant(Generic[Rewrite]):
         Whether costs can decide on it. Otherwise it must run.
     pins : callable
         From the graph, before it is rewritten, to formats that are settled then, by ``"node.operand"``.
+    formatted : callable, optional
+        Rewrites the best formatted graph of the original, if its formats allow it: without a problem of its own.
     """
 
     name: str
@@ -61,6 +64,7 @@ class Variant(Generic[Rewrite]):
     gain: str
     is_priced: bool = True
     pins: Callable[[Graph], Mapping[str, MemoryDesc]] = _free
+    formatted: Callable[[Graph, Setting, Costs], Graph] | None = None
 
 
 #: several nodes for one
@@ -95,6 +99,7 @@ OF_GRAPH: tuple[Variant[Pass], ...] = (
         "norm with function",
         NormWithFunction(),
         "a training step of MobileNetV2 0.95, bf16 0.92 (AVX-512, batch 4, docs/experiments.md)",
+        formatted=NormWithFunction().run_formatted,
     ),
     Variant(
         "batch in slices",
