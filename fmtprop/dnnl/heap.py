@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 
 #: a little less than the largest block after which glibc adapts its thresholds
 _SETTLING_NBYTES = (32 << 20) - (64 << 10)
@@ -46,3 +47,11 @@ def keep_heap() -> None:
     library.malloc.argtypes, library.malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
     library.free.argtypes, library.free.restype = (ctypes.c_void_p,), None
     library.free(library.malloc(_SETTLING_NBYTES))
+
+
+def drop_pages(address: int, nbytes: int) -> None:
+    """Return whole pages of private memory to the system; the next access to one finds zeros."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        function = ctypes.CDLL(None).madvise
+        function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
+        function(address, nbytes, mmap.MADV_DONTNEED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,9 @@ from fmtprop.targets.reference import ReferenceTarget
 
 #: after packing so many bytes of weights, the originals' memory is returned to the system
 _TRIM_NBYTES = 16 << 20
+
+#: gradients of at least so many bytes, and of at least this share of the saved tensors, have a place in the arena
+_MUCH_NBYTES, _MUCH_SHARE = 16 << 20, 1 / 16
 
 
 def build_plan(graph: Graph, target: Target, *, consume: bool = False, constants: ConstantStore | None = None) -> Plan:
@@ -113,7 +116,9 @@ class _Builder:
         outputs = self._outputs()
         used = {a.buffer for s in self.steps for a in (*s.operands.values(), *s.results)}
         used |= {access.buffer for _, access in outputs}
-        buffers, arena, peak, constants = self._freeze(used)
+        turn = self._turn()
+        inside = self._inside(turn) if turn is not None else []
+        buffers, arena, peak, constants = self._freeze(used, inside)
         results = sum(buffer.nbytes for buffer in buffers if buffer.home is Home.OUTPUT)
         check_fits(arena + results, f"a run of {self.graph.name}")
         inputs = tuple(
@@ -122,7 +127,7 @@ class _Builder:
         )
         return Plan(
             self.graph.name, tuple(self.steps), buffers, inputs, outputs, constants, arena, peak,
-            tuple(self.packed.values()), self.threads, self._turn(),
+            tuple(self.packed.values()), self.threads, turn, {i: buffers[i].offset for i in inside},
         )  # fmt: skip
 
     def _turn(self) -> Turn | None:
@@ -403,13 +408,22 @@ class _Builder:
             outputs.append((node.name, access))
         return tuple(outputs)
 
-    def _freeze(self, used: set[int]) -> tuple[tuple[Buffer, ...], int, int, tuple[Any, ...]]:
+    def _inside(self, turn: Turn) -> list[int]:
+        """Return the buffers of gradients that have a place in the arena, if they are much of a step's memory."""
+        found = [i for i, root in enumerate(self.roots) if root.home is Home.OUTPUT and root.index >= turn.output]
+        arena = (root for root in self.roots if root.home is Home.ARENA)
+        saved = sum(root.nbytes for root in arena if root.first < turn.step <= root.last)
+        nbytes = sum(self.roots[i].nbytes for i in found)
+        return found if nbytes >= max(_MUCH_NBYTES, saved * _MUCH_SHARE) else []
+
+    def _freeze(self, used: set[int], inside: Sequence[int]) -> tuple[tuple[Buffer, ...], int, int, tuple[Any, ...]]:
         arena = [i for i, root in enumerate(self.roots) if root.home is Home.ARENA]
         lifetimes = {
             i: Lifetime(root.nbytes, root.first, root.last)
             for i, root in enumerate(self.roots)
-            if root.home in (Home.ARENA, Home.TENSOR)
+            if root.home in (Home.ARENA, Home.TENSOR) or i in inside
         }
+        arena += inside
         layout = plan_arena([lifetimes[i] for i in arena])
         offsets = dict(zip(arena, layout.offsets, strict=True))
         kept = sorted({self.roots[i].index for i in used if self.roots[i].home is Home.CONSTANT})

@@ -14,6 +14,7 @@ from time import perf_counter
 
 import torch
 
+from fmtprop import dnnl
 from fmtprop.errors import PlanError
 from fmtprop.ir.node import Node
 from fmtprop.ir.ports import result_names
@@ -22,7 +23,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.boundary import Endpoint, write_out
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step, Turn
 from fmtprop.targets.bound import NOTHING, SCRATCHPAD, Bound, Memory, Place, PythonCalls, Stream, as_planned
-from fmtprop.targets.memory import huge_bytes
+from fmtprop.targets.memory import HUGE_PAGE_NBYTES, huge_bytes, view
 
 #: buffers with another tensor in each run
 _PASSING = (Home.INPUT, Home.OUTPUT, Home.TENSOR)
@@ -121,7 +122,14 @@ class Context:
                 memory.clear()
         return results
 
-    def backward(self, tangents: Sequence[torch.Tensor], *, again: bool = False) -> list[torch.Tensor]:
+    @property
+    def arena(self) -> torch.Tensor:
+        """The memory of the activations, flat bytes."""
+        return self._arena
+
+    def backward(
+        self, tangents: Sequence[torch.Tensor], *, again: bool = False, arena: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
         """Execute the backward half.
 
         Parameters
@@ -130,6 +138,9 @@ class Context:
             The inputs of the backward half, checked, as the plan reads them.
         again : bool
             Whether it can be executed once more for the same forward half.
+        arena : torch.Tensor, optional
+            The arena, under another owner, whose memory results may take. This context must not run as long as they
+            exist. Default: results have memory of their own.
 
         Returns
         -------
@@ -141,8 +152,14 @@ class Context:
         made = [(memory, memory.tensor) for memory in self._kept] if again else ()
         outputs = self._outputs[turn.output :]
         self._bind(self._inputs[turn.input :], tangents, outputs)
+        if arena is not None:
+            for output, (_, access) in zip(outputs, self.plan.outputs[turn.output :], strict=True):
+                if access.buffer in self.plan.inside:
+                    output.memory.put(view(arena, access.desc, self.plan.inside[access.buffer]))
         self._execute(self._halves[1])
         results = self._results(outputs)
+        if arena is not None:
+            self.clear()
         if before is not None:
             self._arena.copy_(before)
         for memory, tensor in made:
@@ -151,6 +168,17 @@ class Context:
             else:
                 memory.put(tensor)
         return results
+
+    def shrink(self) -> None:
+        """Give the pages of the arena back that no gradient in it needs, for good."""
+        start, end = self._arena.data_ptr(), 0
+        taken = sorted((offset, offset + self.plan.buffers[i].nbytes) for i, offset in self.plan.inside.items())
+        for first, stop in (*taken, (self.plan.arena_nbytes, 0)):
+            begin = -(-end // HUGE_PAGE_NBYTES) * HUGE_PAGE_NBYTES
+            nbytes = first // HUGE_PAGE_NBYTES * HUGE_PAGE_NBYTES - begin
+            if nbytes > 0:
+                dnnl.drop_pages(start + begin, nbytes)
+            end = max(end, stop)
 
     def profile(
         self, inputs: Sequence[torch.Tensor], limit: float = inf

@@ -28,6 +28,8 @@ __all__ = ["Halves"]
 
 T = TypeVar("T")
 
+_TICKET, _GRADIENTS = "ticket", "gradients"
+
 
 class Halves:
     """Runs the halves of a plan, each forward run in memory of its own.
@@ -58,7 +60,9 @@ class Halves:
         inputs = Boundary.of(plan).inputs
         self._forward = Boundary(plan.name, inputs[: turn.input], ())
         self._backward = Boundary(plan.name, inputs[turn.input :], ())
-        self._leased: dict[int, tuple[Context, Callable[[], None]]] = {}
+        self._leased: dict[int, _Lease] = {}
+        #: whether gradients take the place of saved tensors
+        self._is_shared = bool(plan.inside)
         self._numbers = count()
 
     def forward(self, inputs: Sequence[object]) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -110,34 +114,51 @@ class Halves:
             A tensor does not fit, or the memory of the forward run is gone.
         """
         tensors = self._backward.read(tangents)
-        context, _ = self._leased.get(int(ticket), (None, None))
-        if context is None:
+        number = int(ticket)
+        lease = self._leased.get(number)
+        if lease is None:
             raise InputError(
                 f"model {self.plan.name}: the tensors that the forward pass saved for this backward pass are gone: "
                 "hooks for saved tensors (torch.autograd.graph.save_on_cpu, saved_tensors_hooks) cannot move them; "
                 "call the model outside of them"
             )
-        return self._guarded(lambda: self._in_threads(context, partial(context.backward, tensors, again=again)))
+        context = lease.context
+        arena = self._arena_for_gradients(number, lease) if self._is_shared and not again else None
+        run = partial(context.backward, tensors, again=again, arena=arena)
+        return self._guarded(lambda: self._in_threads(context, run))
 
     def close(self) -> None:
         """Release memory that no forward run holds."""
         self._executor.close()
 
     def _run_forward(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
+        for lease in list(self._leased.values()):
+            if _TICKET not in lease.holders:
+                self._is_shared = False
+                lease.end()
         context, give_back = self._executor.lease()
         results = self._in_threads(context, lambda: context.forward(tensors))
         number = next(self._numbers)
-        self._leased[number] = context, give_back
+        self._leased[number] = _Lease(context, give_back)
         # a tensor's storage holds the array that it was made from, as long as any tensor on that storage exists
         owner = _Owner((), np.int64)
         owner[()] = number
-        weakref.finalize(owner, self._give_back, number).atexit = False
+        weakref.finalize(owner, self._give_back, number, _TICKET).atexit = False
         return results, torch.from_numpy(owner)
 
-    def _give_back(self, number: int) -> None:
-        _, give_back = self._leased.pop(number)
-        with _disable_current_modes():  # the collector may call this while PyTorch traces another program
-            give_back()
+    def _arena_for_gradients(self, number: int, lease: _Lease) -> torch.Tensor:
+        """Return the memory of a forward run, which no other call gets as long as a tensor in it exists."""
+        owner = lease.context.arena.numpy().view(_Owner)
+        lease.holders.add(_GRADIENTS)
+        weakref.finalize(owner, self._give_back, number, _GRADIENTS).atexit = False
+        return torch.from_numpy(owner)
+
+    def _give_back(self, number: int, holder: str) -> None:
+        lease = self._leased[number]
+        lease.holders.discard(holder)
+        if not lease.holders and self._leased.pop(number, None) is not None:
+            with _disable_current_modes():  # the collector may call this while PyTorch traces another program
+                lease.give_back()
 
     @staticmethod
     def _guarded(run: Callable[[], T]) -> T:
@@ -149,6 +170,20 @@ class Halves:
             return run()
         with running_with(context.plan.threads):
             return run()
+
+
+class _Lease:
+    """The memory of a forward run, and what holds it: a ticket, gradients, or both."""
+
+    def __init__(self, context: Context, give_back: Callable[[], None]) -> None:
+        self.context, self.give_back = context, give_back
+        self.holders = {_TICKET}
+
+    def end(self) -> None:
+        """Leave no memory but the gradients', and none after these."""
+        if self.give_back != self.context.close:
+            self.give_back = self.context.close
+            self.context.shrink()
 
 
 class _Owner(np.ndarray[Any, Any]):

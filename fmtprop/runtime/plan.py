@@ -146,6 +146,8 @@ class Plan:
         Number of threads that the primitives were made for.
     turn : Turn, optional
         Where the second half begins; None where the plan has one entry point.
+    inside : mapping of int to int
+        Buffers of results of the second half that may take the place of saved tensors, and their offsets in the arena.
     """
 
     name: str
@@ -159,6 +161,7 @@ class Plan:
     packed: tuple[Node, ...]
     threads: int
     turn: Turn | None = None
+    inside: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def constant_nbytes(self) -> int:

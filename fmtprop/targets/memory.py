@@ -15,7 +15,10 @@ from fmtprop.system.machine import memory_nbytes
 #: bytes of a cache line, and of the widest vector register
 ALIGNMENT_NBYTES = 64
 
-_PAGE, _HUGE_PAGE = mmap.PAGESIZE, 2 << 20
+_PAGE = mmap.PAGESIZE
+
+#: bytes of a transparent huge page
+HUGE_PAGE_NBYTES = 2 << 20
 
 #: bytes that any process with PyTorch may use: a smaller request is not compared with the system's limits, which takes
 #: 40 us
@@ -58,13 +61,13 @@ def huge_bytes(nbytes: int) -> torch.Tensor:
 def _untouched(nbytes: int) -> torch.Tensor:
     if nbytes == 0:
         return torch.zeros(0, dtype=torch.uint8, device="cpu")
-    size = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE + _HUGE_PAGE
+    size = -(-nbytes // HUGE_PAGE_NBYTES) * HUGE_PAGE_NBYTES + HUGE_PAGE_NBYTES
     # private: a forked child would write shared pages too, and shared pages are not huge
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
     raw = torch.frombuffer(pages, dtype=torch.uint8)
-    return raw[-raw.data_ptr() % _HUGE_PAGE :][:nbytes]
+    return raw[-raw.data_ptr() % HUGE_PAGE_NBYTES :][:nbytes]
 
 
 def numbers(nbytes: int) -> torch.Tensor:

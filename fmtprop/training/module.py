@@ -16,6 +16,7 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from fmtprop import dnnl
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.turns import Compare
@@ -218,6 +219,7 @@ class TrainingModule(nn.Module):
                 raise ImportModelError(
                     f"torch.compile cannot capture {type(self._original).__name__}: {_first_lines(error)}"
                 ) from error
+        dnnl.trim_heap()  # the copies of the state
         if not self.steps and not self.evaluations:
             raise ImportModelError(
                 f"torch.compile captures nothing of {type(self._original).__name__}: all of it would run in PyTorch; "

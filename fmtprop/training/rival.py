@@ -90,11 +90,10 @@ class Rival:
             except Exception as error:  # the call itself raises it again, where the caller expects it
                 _LOG.info("a training step is not compared with PyTorch: %s", error)
                 return self._run
-        if faster:
-            return self._run
-        step.leave(f"PyTorch is as fast: {seconds[1] * 1e6:.0f} us, the plan {seconds[0] * 1e6:.0f} us")
-        dnnl.trim_heap()
-        return theirs
+        if not faster:
+            step.leave(f"PyTorch is as fast: {seconds[1] * 1e6:.0f} us, the plan {seconds[0] * 1e6:.0f} us")
+        dnnl.trim_heap()  # PyTorch's saved tensors and gradients
+        return self._run if faster else theirs
 
     def _lowered(self, *args: Any) -> list[Any]:
         """Run PyTorch's step under autocast, with results of the plan's types."""
