@@ -67,7 +67,7 @@ def check_steps(program: Program, seed: int, doors: Sequence[str] = ("fp.compile
             return f"{door}: {type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}"
         if found is None:
             return f"{door}: nothing requires gradients, PyTorch's results do"
-        if wrong := _differ(found, expected, lambda: _exact(model, program, inputs, learned, state), relative):
+        if wrong := _differ(found, expected, lambda: _moved_steps(model, program, inputs, learned, state), relative):
             return f"{door}: {wrong}"
     return None
 
@@ -157,14 +157,14 @@ def _step(model: Model, call: Callable[..., Any], program: Program, given: Seque
     return found | buffers
 
 
-def _exact(
+def _moved_steps(
     model: Model,
     program: Program,
     inputs: Sequence[Sequence[torch.Tensor]],
     learned: frozenset[str],
     state: dict[str, torch.Tensor],
 ) -> list[list[Figures]]:
-    """Return steps in f64, if the program has such, and steps of which the last digits of inputs were changed."""
+    """Return eager steps of which the last digits of inputs and parameters were changed: their condition."""
     found = []
     for seed in range(4):
         generator = torch.Generator().manual_seed(seed)
