@@ -20,10 +20,10 @@ from fmtprop.dynamo.caches import growing
 from fmtprop.dynamo.pieces import Piece, Pieces, has_fixed_products, in_place, parted
 from fmtprop.dynamo.region import InPyTorch, LeftToPyTorch, Region
 from fmtprop.dynamo.unreached import Watch
-from fmtprop.dynamo.views import WithViews, without_views
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.training.capture import training_backend
 from fmtprop.training.step import Step
+from fmtprop.training.views import WithViews, without_views
 
 __all__ = ["backend", "options_of", "regions_by"]
 

@@ -24,6 +24,7 @@ from fmtprop.errors import FmtpropError, ImportModelError, InputError, PlanError
 from fmtprop.targets.registry import provider
 from fmtprop.training.capture import training_backend
 from fmtprop.training.step import Evaluation, Planner, Step
+from fmtprop.training.views import WithViews, without_views
 
 __all__ = ["TrainingModule"]
 
@@ -101,9 +102,10 @@ class TrainingModule(nn.Module):
             self.steps.append(Step(forward, backward, outputs, options, plan))
             return self.steps[-1]
 
-        def make_evaluation(program: fx.GraphModule, _: Sequence[Any]) -> Evaluation:
-            self.evaluations.append(Evaluation(program, options, plan))
-            return self.evaluations[-1]
+        def make_evaluation(program: fx.GraphModule, _: Sequence[Any]) -> Evaluation | WithViews:
+            program, views = without_views(program)
+            self.evaluations.append(made := Evaluation(program, options, plan))
+            return made if views is None else WithViews(made, views)
 
         self.__dict__["_backend"] = training_backend(make_step, make_evaluation, options.memory, compare=compare)
         self._capture(whole=True)

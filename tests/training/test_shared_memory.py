@@ -1,4 +1,4 @@
-"""Results that are parts of an argument share its memory, as in eager PyTorch."""
+"""Results that are parts of an argument or of another result share its memory, as in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -44,3 +44,27 @@ def test_parts_of_an_argument(parted):
     torch.testing.assert_close(*gradients)
     with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
         call(x)[0].add_(1)
+
+
+class Overlapping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y[1:], y, y.unbind(0)[0], x.mT
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["training", "evaluation"])
+def test_parts_of_a_result(enabled):
+    torch._dynamo.reset()
+    module, x = Overlapping(), torch.randn(4, 6)
+    call = fp.compile(module, x, training=True, tune="model", confirm=False)
+    with torch.set_grad_enabled(enabled):
+        expected, found = module(x), call(x)
+    torch.testing.assert_close(found, expected)
+    with torch.no_grad():
+        found[1].fill_(7.0)
+        x.fill_(8.0)
+    assert [float(one.detach().mean()) for one in found] == [7.0, 7.0, 7.0, 8.0]
