@@ -101,7 +101,7 @@ def repeated_matrix(graph: Graph, merged: Node) -> Value | None:
     if not isinstance(merged.attrs, Reshape):
         return None
     expanded = graph.node(graph.inputs(merged.name)["src"].node)
-    if not isinstance(expanded.attrs, Expand):
+    if not isinstance(expanded.attrs, Expand) or expanded.results[0].ndim < 4:  # a batch, groups, rows, columns
         return None
     unsqueezed, dims = graph.inputs(expanded.name)["src"], expanded.results[0].dims
     *batch, groups, rows, columns = dims
@@ -109,7 +109,7 @@ def repeated_matrix(graph: Graph, merged: Node) -> Value | None:
     if graph.type_of(unsqueezed).dims != (*batch, 1, rows, columns) or not isinstance(source.attrs, Reshape):
         return None
     matrix = graph.inputs(source.name)["src"]
-    is_merged = batch and 0 not in dims and merged.results[0].dims == (*batch[:-1], batch[-1] * groups, rows, columns)
+    is_merged = 0 not in dims and merged.results[0].dims == (*batch[:-1], batch[-1] * groups, rows, columns)
     return matrix if is_merged and graph.type_of(matrix).dims == (*batch, rows, columns) else None
 
 

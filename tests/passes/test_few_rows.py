@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -110,6 +112,15 @@ def test_another_repetition_stays():
     value = build.op("reshape", Reshape((2, 12, 5, 16)), "merged", src=value)  # the heads one after the other
     graph = build.output(product(build, build.input(2, 12, 1, 5), value))
     assert summary(rewrite(graph, FewRows())) == ["unsqueezed", "expanded", "merged", "product"]
+
+
+@pytest.mark.parametrize("dims", [(2,), (2, 3), (2, 3, 4)])
+def test_an_expansion_of_few_axes_stays(dims):
+    build = Builder()
+    expanded = build.op("expand", Expand(dims), "expanded", src=build.input(*[1] * len(dims), name="one"))
+    matrix = build.op("reshape", Reshape((2, math.prod(dims) // 2)), "matrix", src=expanded)
+    graph = build.output(product(build, build.input(1, 2), matrix))
+    assert ops(rewrite(graph, FewRows())) == ["expand", "reshape", "matmul"]
 
 
 def test_a_step_with_shared_keys_copies_no_cache():
