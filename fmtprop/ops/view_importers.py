@@ -11,6 +11,7 @@ from math import prod
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Value
 from fmtprop.layout.tags import MAX_NDIMS
+from fmtprop.ops.arguments import transposed
 from fmtprop.ops.building import normalised_axis
 from fmtprop.ops.view_attrs import Slice, expanded, permuted, reshaped, windowed
 
@@ -96,11 +97,6 @@ def _swap(first: str, second: str) -> Importer:
         return permuted(call, call["self"], order)
 
     return importer
-
-
-def _matrix_transpose(call: Call) -> Value:
-    ndim = call.type(call["self"]).ndim
-    return permuted(call, call["self"], [*range(ndim - 2), ndim - 1, ndim - 2])
 
 
 def _movedim(call: Call) -> Value:
@@ -213,7 +209,7 @@ PERMUTE_IMPORTERS: dict[str, Importer] = {
     **_spelled(_swap("dim0", "dim1"), "transpose.int", "transpose_copy.int", "swapdims.default"),
     **_spelled(_swap("axis0", "axis1"), "swapaxes.default"),
     **_spelled(_reverse, "t.default", "t_copy.default", "numpy_T.default"),
-    **_spelled(_matrix_transpose, "mT.default"),
+    "aten.mT.default": lambda call: transposed(call, call["self"]),
     **_spelled(_pixel_shuffle, "pixel_shuffle.default"),
     **_spelled(_pixel_unshuffle, "pixel_unshuffle.default"),
     **_spelled(_movedim, "movedim.int", "movedim.intlist", "moveaxis.int", "moveaxis.intlist"),

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fmtprop.frontends.onnx.operators.attributes import calling
 from fmtprop.frontends.onnx.operators.values import data, known
 
 
@@ -28,10 +29,6 @@ def _normalizer(x: Tensor, *, norm: str = "MAX") -> Tensor:
     }
     size = sizes[norm]()
     return torch.where(size == 0, y, y / size)
-
-
-def _binarizer(x: Tensor, *, threshold: float = 0.0) -> Tensor:
-    return (x > threshold).to(x.dtype)
 
 
 def _array_feature_extractor(x: Tensor, indices: Tensor) -> Tensor:
@@ -66,7 +63,7 @@ def _zip_map(
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "Scaler": _scaler,
     "Normalizer": _normalizer,
-    "Binarizer": _binarizer,
+    "Binarizer": calling(lambda x, threshold: (x > threshold).to(x.dtype), threshold=0.0),
     "ArrayFeatureExtractor": _array_feature_extractor,
     "LinearRegressor": _linear_regressor,
     "ZipMap": _zip_map,

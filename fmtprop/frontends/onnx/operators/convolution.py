@@ -294,10 +294,6 @@ def _global_average_pool(x: Tensor) -> Tensor:
     return x.mean(list(range(2, x.ndim)), keepdim=True)
 
 
-def _global_lp_pool(x: Tensor, *, p: float = 2) -> Tensor:
-    return (torch.abs(x) ** p).sum(list(range(2, x.ndim)), keepdim=True) ** (1 / p)
-
-
 def _max_unpool(
     x: Tensor,
     indices: Tensor,
@@ -362,7 +358,7 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "LpPool": _lp_pool,
     "GlobalAveragePool": _global_average_pool,
     "GlobalMaxPool": calling(lambda x: x.amax(list(range(2, x.ndim)), keepdim=True)),
-    "GlobalLpPool": _global_lp_pool,
+    "GlobalLpPool": calling(lambda x, p: (torch.abs(x) ** p).sum(list(range(2, x.ndim)), keepdim=True) ** (1 / p), p=2),
     "MaxUnpool": _max_unpool,
     "Col2Im": _col2im,
 }

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fmtprop.frontends.onnx.operators.attributes import calling
 from fmtprop.frontends.onnx.operators.values import DataDependentError, axis_of, data, integer, is_known, number
 
 
@@ -36,10 +37,6 @@ def gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
         return F.embedding(places, x)
     chosen = x.index_select(axis, places.reshape(-1))
     return chosen.reshape(x.shape[:axis] + indices.shape + x.shape[axis + 1 :])
-
-
-def _gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
-    return torch.gather(x, axis, _wrapped(indices, x.shape[axis]))
 
 
 def _linear(indices: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -215,7 +212,9 @@ REFUSING: Final = frozenset("Gather GatherElements GatherND Scatter ScatterEleme
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "Gather": gather,
-    "GatherElements": _gather_elements,
+    "GatherElements": calling(
+        lambda x, indices, axis: torch.gather(x, axis, _wrapped(indices, x.shape[axis])), 2, axis=0
+    ),
     "GatherND": _gather_nd,
     "Scatter": _scatter_elements,
     "ScatterElements": _scatter_elements,

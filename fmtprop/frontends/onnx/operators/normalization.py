@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fmtprop.frontends.onnx.elements import TORCH_DTYPES
+from fmtprop.frontends.onnx.operators.attributes import calling
 from fmtprop.frontends.onnx.operators.values import axis_of
 
 
@@ -43,10 +44,6 @@ def _batch_normalization(
     y = y * scale.reshape(shape) + bias.reshape(shape)
     results = (y, mean * momentum + here * (1 - momentum), variance * momentum + spread * (1 - momentum))
     return results[:wanted] if wanted > 1 else y
-
-
-def _instance_normalization(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
-    return F.group_norm(x, x.shape[1], scale, bias, epsilon)
 
 
 def _group_normalization(
@@ -119,7 +116,9 @@ def _lrn(x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias:
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "BatchNormalization": _batch_normalization,
-    "InstanceNormalization": _instance_normalization,
+    "InstanceNormalization": calling(
+        lambda x, scale, bias, epsilon: F.group_norm(x, x.shape[1], scale, bias, epsilon), 3, epsilon=1e-5
+    ),
     "GroupNormalization": _group_normalization,
     "LayerNormalization": layer_normalization,
     "RMSNormalization": _rms_normalization,

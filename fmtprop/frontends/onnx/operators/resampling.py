@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fmtprop.frontends.onnx.operators.attributes import calling
 from fmtprop.frontends.onnx.operators.values import axes_of, check_places, floats, ints, known
 
 _Array = npt.NDArray[np.float64]
@@ -262,15 +263,13 @@ def _grid_sample(
     return F.grid_sample(x, grid, _MODES[mode], padding_mode, bool(align_corners))
 
 
-def _affine_grid(theta: Tensor, size: Tensor, *, align_corners: int = 0) -> Tensor:
-    return F.affine_grid(theta, ints(size, "size"), bool(align_corners))
-
-
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "Resize": _resize_10,
     "Resize-11": _resize,
     "Upsample": _upsample,
     "Upsample-9": _resize_10,
     "GridSample": _grid_sample,
-    "AffineGrid": _affine_grid,
+    "AffineGrid": calling(
+        lambda theta, size, align: F.affine_grid(theta, ints(size, "size"), bool(align)), 2, align_corners=0
+    ),
 }
