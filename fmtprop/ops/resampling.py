@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Cost, each_image
+from fmtprop.ir.facets import Cost, Reads, each_image
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
@@ -207,6 +207,7 @@ RESAMPLING = OpDef(
     sliced=each_image,
     # PyTorch's kernels for channels-last take a quarter of the time (2 threads, AVX-512)
     cost=Cost(window=lambda attrs: 0.4, pytorch=1.0),
+    reads=Reads.ROWS_OR_CHANNELS_LAST,
     loses=loses,
     # sum and binary give wrong results on blocked formats in oneDNN 3.2
     post_ops=frozenset({"eltwise"}),
