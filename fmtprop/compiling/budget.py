@@ -14,8 +14,9 @@ __all__ = ["Budget"]
 #: a compilation may take so many seconds, and so many runs of the model
 _SECONDS, _RUNS = 5.0, 6
 
-#: seconds of a node's checks and packing, and bytes of weights that are packed in a second (Zen 4, one thread)
-_NODE_SECONDS, _PACKED_NBYTES = 4e-4, 1e9
+#: seconds to build a node and to check a distinct implementation, and bytes of weights that are packed in a second
+#: (Zen 4, one thread)
+_NODE_SECONDS, _KIND_SECONDS, _PACKED_NBYTES = 2e-4, 6e-3, 1e9
 
 
 class Budget:
@@ -25,8 +26,6 @@ class Budget:
     ----------
     is_limited : bool
         Whether there is a limit; without one, all work fits.
-    nodes, weights_nbytes : int
-        Size of the model: the stages that cannot be left out keep their time.
     clock : callable
         Seconds of work so far, by default of this thread: a busy machine changes nothing.
 
@@ -46,16 +45,9 @@ class Budget:
     {'another race': 'takes about 6.0 s, and 5.0 s of 5.0 s are left'}
     """
 
-    def __init__(
-        self,
-        *,
-        is_limited: bool = True,
-        nodes: int = 0,
-        weights_nbytes: int = 0,
-        clock: Callable[[], float] = thread_time,
-    ) -> None:
+    def __init__(self, *, is_limited: bool = True, clock: Callable[[], float] = thread_time) -> None:
         self._seconds = _SECONDS if is_limited else inf
-        self._reserve = _NODE_SECONDS * nodes + weights_nbytes / _PACKED_NBYTES
+        self._reserve = 0.0
         self._clock, self._start = clock, clock()
         self.run = 0.0
         self.left_out: dict[str, str] = {}
@@ -69,6 +61,18 @@ class Budget:
     def left(self) -> float:
         """Seconds that optional work may still take."""
         return max(0.0, self.total - self._reserve - (self._clock() - self._start))
+
+    def keep(self, *, nodes: int, kinds: int, weights_nbytes: int) -> None:
+        """Keep the time of the stages that cannot be left out: checks, and the packing of weights.
+
+        Parameters
+        ----------
+        nodes, kinds : int
+            Nodes of the plan, and distinct implementations among them.
+        weights_nbytes : int
+            Bytes of its weights.
+        """
+        self._reserve = _NODE_SECONDS * nodes + _KIND_SECONDS * kinds + weights_nbytes / _PACKED_NBYTES
 
     def allows(self, work: str, seconds: float) -> bool:
         """Return whether optional work fits; otherwise it is recorded as left out.

@@ -133,7 +133,8 @@ class Compilation:
         self._checked = options.verify != "off"
         self._attempts = Attempts()
         limited = not options.tuning.is_patient and options.tune_budget is None
-        self._budget = Budget(is_limited=limited, nodes=len(imported), weights_nbytes=weights_nbytes(imported))
+        self._budget = Budget(is_limited=limited)
+        self._budget.keep(nodes=len(imported), kinds=len(imported) // 30, weights_nbytes=weights_nbytes(imported))
         self.left_out: Mapping[str, str] = self._budget.left_out
         #: how often plans were made anew around primitives that give a wrong answer
         self._rerouted = 0

@@ -120,6 +120,8 @@ class Entrants:
     ----------
     seconds : float
         Time that the first solution took.
+    has_expansions : bool
+        Whether nodes could run as several.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class Entrants:
         self._normal, self._setting, self._options = normal, setting, options
         self._costs, self._attempts = costs, attempts or Attempts()
         self._budget = budget or Budget(is_limited=False)
-        self.seconds = 0.0
+        self.seconds, self.has_expansions = 0.0, False
         self._made: dict[str, Entrant | None] = {}
         #: further solutions of each problem, by the first solution's name
         self._behind: dict[str, Iterator[Entrant]] = {}
@@ -255,6 +257,7 @@ class Entrants:
                 COMPOSED, lambda: expansions(prepared, solver, winograd=options.winograd, with_originals=measuring)
             )
             ways = found or {}
+            self.has_expansions |= bool(ways)
         usual = self.get(GREEDY)
         # if `propagate` has no plan, there is no comparison
         baseline = Graph(prepared.name) if usual is None else usual.graph if prepared is self._normal else None

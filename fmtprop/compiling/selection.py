@@ -195,7 +195,9 @@ class Selection:
 
     def _entrants(self, rivals: Entrants) -> list[Entrant]:
         """Return the plans to be run against each other, the choice by cost first; none that costs far more."""
-        self._budget.run = rivals.expected(rivals.best)
+        graph, self._budget.run = rivals.best.graph, rivals.expected(rivals.best)
+        kinds = len({id(node.choice.handle) for node in graph.nodes() if node.choice is not None})
+        self._budget.keep(nodes=len(graph), kinds=kinds, weights_nbytes=weights_nbytes(self._normal))
         if not self._budget.allows(_RACE, self._seconds_of_race(rivals.best, 2)):
             return [rivals.best]
         best, *others = rivals.field(whole=self._patient)
@@ -210,6 +212,8 @@ class Selection:
         if raced is None or self._patient:
             return raced
         if raced[0] is entrants[0] and _is_kept(rivals.best.certificate, raced[1]):
+            return raced
+        if not rivals.has_expansions:
             return raced
         self._budget.run = max(self._budget.run, min(raced[1].seconds))
         again = self._seconds_of_race(entrants[0], len(entrants) + 1) + rivals.seconds / 2

@@ -76,7 +76,7 @@ def _exchange(graph: Graph, node: Node, reshape: Node) -> bool:
         return False
     if any(shapes[name] != graph.type_of(value).dims and _is_strided(graph, value) for name, value in others.items()):
         return False
-    readers = graph.readers(Value(node.name))
+    readers = graph.reading(Value(node.name))
     moved = dict.fromkeys(inputs, source)
     for name, shape in shapes.items():
         moved[name] = _reshaped(graph, others[name], shape, before=node)
@@ -122,7 +122,7 @@ def _reshaped(graph: Graph, value: Value, shape: tuple[int, ...] | None, before:
     type_ = graph.type_of(value)
     if shape is None or type_.dims == shape:
         return value
-    known = [name for name, _ in graph.readers(value) if graph.node(name).attrs == Reshape(shape)]
+    known = [name for name, _ in graph.reading(value) if graph.node(name).attrs == Reshape(shape)]
     if known:
         return Value(known[0])
     view = Node(graph.fresh_name("reshape"), "reshape", Reshape(shape), (type_.with_dims(shape),), origin=before.origin)

@@ -90,7 +90,7 @@ def _regions(graph: Graph, last: Node, rank: Mapping[str, int]) -> Iterator[tupl
 
 def _is_inner(graph: Graph, value: Value, steps: dict[str, Node]) -> bool:
     """Return whether a value is made by a step and read by steps alone."""
-    readers = {name for name, _ in graph.readers(value)}
+    readers = {name for name, _ in graph.reading(value)}
     return readers <= steps.keys() and _is_pointwise(graph, graph.node(value.node))
 
 

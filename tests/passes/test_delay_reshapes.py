@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fmtprop.ir.graph import Graph
 from fmtprop.ops import Binary, MatMul, Permute, Reshape
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.normalization import LayerNorm
@@ -41,6 +42,24 @@ def test_a_residual_addition_becomes_a_sum():
     lines = fused(build.output(build.binary("add", first, second)))
     assert lines[0] == "first"
     assert lines[-1].startswith("second+sum(")
+
+
+def test_a_deep_network_is_not_sorted_again_for_each_exchange(monkeypatch):
+    sorts = []
+    usual = Graph._sorted
+    monkeypatch.setattr(Graph, "_sorted", lambda self: sorts.append(1) or usual(self))
+    counts = []
+    for depth in (2, 12):
+        build = Builder()
+        value = build.input(1, 6, 8)
+        for number in range(depth):
+            inner = build.act(layer(build, value, 8, f"up_{number}"), "gelu_tanh", f"act_{number}")
+            value = build.binary("add", value, layer(build, inner, 8, f"down_{number}"), f"sum_{number}")
+        graph = build.output(value)
+        sorts.clear()
+        DelayReshapes().run(graph)
+        counts.append(len(sorts))
+    assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.parametrize("dims", [(1, 1, 1), (16,), (1, 16), (1, 1, 16)])
