@@ -15,8 +15,9 @@ from torch import fx
 from fmtprop import dnnl
 from fmtprop.compiling.options import OPTIMAL, Options
 from fmtprop.compiling.turns import Compare, compare
-from fmtprop.errors import FmtpropError
+from fmtprop.errors import FmtpropError, PlanError
 from fmtprop.system.locks import ProcessLock
+from fmtprop.targets.memory import check_fits
 from fmtprop.training.hooks import no_hooks_for_saved_tensors
 from fmtprop.training.step import Step
 
@@ -71,7 +72,7 @@ class Rival:
             return self._captured
         if step.net is None:
             return self._captured
-        if self._compare is None:
+        if self._compare is None or not _has_room(step.net.plan.arena_nbytes):
             return self._run
         # under the caller's autocast, both sides compute in its types
         lowered = step.net.precision == "bf16" and not torch.is_autocast_enabled("cpu")
@@ -121,6 +122,15 @@ class Rival:
             ]
 
         return [one for one in own if isinstance(one, torch.Tensor) and one.requires_grad], given
+
+
+def _has_room(arena_nbytes: int) -> bool:
+    """Return whether PyTorch's saved tensors and their gradients fit beside a plan's arena, by the arena's size."""
+    try:
+        check_fits(3 * arena_nbytes, "a comparison with PyTorch")
+    except PlanError:
+        return False
+    return True
 
 
 def rival_of(options: Options) -> Compare | None:

@@ -12,6 +12,7 @@ from torch import nn
 import fmtprop as fp
 from fmtprop import dnnl
 from fmtprop.api import Options, Tune
+from fmtprop.targets import memory
 from fmtprop.training import rival
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -149,6 +150,15 @@ def test_a_side_that_fails_keeps_the_plan(decided, monkeypatch):
     monkeypatch.setattr(rival, "compare", compare)
     module, x = network(), torch.randn(4, 3, 8, 8)
     net = fp.compile(module, x, training=True)
+    assert net.nets and not net.steps[0].reason
+
+
+def test_without_room_for_both_the_plan_is_kept(decided, monkeypatch):
+    decided(ours=False)
+    monkeypatch.setattr(memory, "memory_nbytes", lambda: 0)
+    assert not rival._has_room(1 << 20)
+    monkeypatch.setattr(rival, "_has_room", lambda nbytes: False)
+    net = fp.compile(network(), torch.randn(4, 3, 8, 8), training=True)
     assert net.nets and not net.steps[0].reason
 
 
