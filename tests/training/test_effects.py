@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import fmtprop as fp
+from fmtprop.dynamo.backend import options_of, regions_by
 
 OPTIONS = {"tune": "model", "confirm": False, "verify": "off"}
 
@@ -58,3 +59,16 @@ def test_checked_calls(door, monkeypatch):
         torch.testing.assert_close(call(x, good), eager(x, good), rtol=1e-3, atol=1e-4)
         with pytest.raises(torch.linalg.LinAlgError, match=r"linalg.cholesky: .* not positive-definite"):
             call(x, torch.tensor(-9.0))
+
+
+def test_a_graph_with_checks_is_planned_without_gradients(monkeypatch):
+    monkeypatch.setattr(import_module("fmtprop.dynamo.region"), "compare", lambda ours, theirs: (True, (0.0, 1.0)))
+    torch._dynamo.reset()
+    module, x, seen = Whitened().eval(), torch.randn(5, 6), []
+    call = torch.compile(module, backend=regions_by(options_of(None, OPTIONS), seen.append))
+    for shift in (1.0, 2.0):
+        with torch.no_grad():
+            module.layer.weight.mul_(shift)
+            found, expected = (run(x, torch.tensor(shift)) for run in (call, module))
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    assert [outcome.net is not None for region in seen for outcome in region.outcomes] == [True]
