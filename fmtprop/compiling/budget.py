@@ -16,7 +16,7 @@ _SECONDS, _RUNS = 5.0, 6
 
 #: seconds to build a node and to check a distinct implementation, and bytes of weights that are packed in a second
 #: (Zen 4, one thread)
-_NODE_SECONDS, _KIND_SECONDS, _PACKED_NBYTES = 2e-4, 6e-3, 1e9
+_NODE_SECONDS, _KIND_SECONDS, _PACKED_NBYTES = 1.5e-4, 4e-3, 1e9
 
 
 class Budget:
