@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -282,6 +283,8 @@ def prepare_step(make: Make, contender: Contender, file: Path, threads: int) -> 
         figures = figures_of(step, call, autocast)
     except torch._dynamo.exc.BackendCompilerFailed as error:
         raise FmtpropError(f"{contender.name} cannot compile this step: {error}") from error
+    for reason in [one.reason for one in call.steps if one.net is None] if isinstance(call, TrainingModule) else ():
+        warnings.warn(f"contender {contender.name}: PyTorch runs a step: {reason}", RuntimeWarning, stacklevel=2)
     learned = [parameter for parameter in step.module.parameters() if parameter.requires_grad]
     optimiser = torch.optim.SGD(learned, 1e-4, momentum=0.9, weight_decay=1e-4)
 

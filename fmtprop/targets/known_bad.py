@@ -14,7 +14,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.normalization import LayerNorm
+from fmtprop.ops.normalization import BatchNorm, LayerNorm
 from fmtprop.ops.prelu import Prelu
 from fmtprop.ops.recurrent import Recurrent
 from fmtprop.ops.softmax import Softmax
@@ -112,6 +112,15 @@ def _long_sums_of_a_strided_deconvolution(node: Node, formats: Request, impl: st
     if src is None or weights is None or src.dtype.nbytes < 4 or not (node.post_ops or "bias" in formats):
         return False
     return src.dims[1] * math.prod(weights.dims[2 - src.ndim :]) > _LONGEST_RIGHT_SUM
+
+
+# seen in 3.2.0
+@_defect((3, 0), _NOT_YET, "batch normalization's compiled kernels count only whole blocks of channels")
+def _batch_normalization_of_a_part_of_a_block(node: Node, formats: Request, impl: str) -> bool:
+    src = formats.get("src")
+    if not isinstance(node.attrs, BatchNorm) or is_loop(impl) or src is None or src.kind != "blocked":
+        return False
+    return any(block.axis == 1 and src.padded_dims[1] % block.size for block in src.inner_blocks)
 
 
 # seen in 3.2.0

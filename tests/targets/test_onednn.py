@@ -18,6 +18,7 @@ from fmtprop.ops.binary import Binary
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.normalization import BatchNorm
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.prelu import Prelu
 from fmtprop.ops.reorder import Reorder
@@ -313,6 +314,15 @@ def test_known_bad_strided_deconvolution(channels, post_ops, impl, bad):
     formats["dst"] = MemoryDesc(dst, "f32", tag="acdb")
     assert (known_bad((3, 2, 0), node, formats, impl) is not None) is bad
     assert known_bad((3, 6, 2), node, formats, impl) is None
+
+
+@pytest.mark.parametrize(("padded", "impl", "bad"), [(4, "jit", True), (16, "jit", False), (4, "ref:any", False)])
+def test_known_bad_normalization_of_a_part_of_a_block(padded, impl, bad):
+    types = {"src": TensorType((4, 4, 14, 25), "f32"), **dict.fromkeys(("mean", "variance"), TensorType((4,), "f32"))}
+    node = node_of("batch_normalization", BatchNorm(), types)
+    strides = (5600, 5600, 400, 16)
+    src = MemoryDesc((4, 4, 14, 25), "f32", strides=strides, inner_blocks=[(1, 16)], padded_dims=(4, padded, 14, 25))
+    assert (known_bad((3, 2, 0), node, {"src": src, "dst": src}, impl) is not None) is bad
 
 
 def test_a_strided_deconvolution_of_many_channels_is_right_at_once():
