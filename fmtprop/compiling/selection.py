@@ -33,8 +33,8 @@ __all__ = ["Decision", "Selection"]
 #: optional work, as users see it
 _RACE = "race of plans"
 
-#: seconds in which a node of a plan for a race is built (Zen 4, one thread)
-_NODE_SECONDS = 1e-4
+#: seconds in which a node of a plan without weights is built (Zen 4, one thread)
+_BUILT_NODE_SECONDS = 1e-4
 
 #: seconds of a race, for the efforts "quick" and "patient"
 _QUICK_SECONDS, _PATIENT_SECONDS = 0.2, 1.0
@@ -248,7 +248,7 @@ class Selection:
 
     def _seconds_of_race(self, first: Entrant, plans: int) -> float:
         """Estimate the time of a race: each plan is built, runs once, and once more with warm caches."""
-        return plans * (_NODE_SECONDS * len(first.graph) + 2 * self._budget.run)
+        return plans * (_BUILT_NODE_SECONDS * len(first.graph) + 2 * self._budget.run)
 
     # ------------------------------------------------------------------ records of earlier races
 
