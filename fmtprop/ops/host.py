@@ -115,13 +115,14 @@ def reference(attrs: HostCall, tensors: Mapping[str, torch.Tensor]) -> tuple[tor
     return _call(attrs, tensors)
 
 
-def operator(attrs: HostCall, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
+def operator(attrs: HostCall, tensors: Tensors, results: Sequence[torch.Tensor | None]) -> Ready:
     """Return the call, or the overload that writes its results to given tensors; None if operands must be copied.
 
-    Arguments are put together once. Complex operands and results are views of their parts.
+    Arguments are put together once. Complex operands and results are views of their parts. A result that is None has
+    no readers.
     """
     prepared = prepare(attrs)
-    if attrs.target == _TABLE_GRADIENT:
+    if attrs.target == _TABLE_GRADIENT and results[0] is not None:
         return _gradient_of_table(attrs, tensors, results[0])
     if prepared.row_major or attrs.target == _RESTRIDES:
         return None
@@ -130,26 +131,33 @@ def operator(attrs: HostCall, tensors: Tensors, results: Sequence[torch.Tensor])
     if complex_results is None or len(complex_results) != len(results):
         return None
     joined = {name for value in (*prepared.args, *prepared.kwargs.values()) for name in _complex_operands(value)}
-    parts = [result for result, is_complex in zip(results, complex_results, strict=True) if is_complex]
+    parts = [r for r, is_complex in zip(results, complex_results, strict=True) if is_complex and r is not None]
     if not all(map(_can_be_joined, (*(tensors[name] for name in joined), *parts))):
         return None
     args, kwargs = _filled(attrs.target, prepared, tensors)
-    places = [torch.view_as_complex(r) if c else r for r, c in zip(results, complex_results, strict=True)]
+    places = [
+        torch.view_as_complex(r) if c and r is not None else r for r, c in zip(results, complex_results, strict=True)
+    ]
     out = _writing(prepared.function)
     # running averages of a bf16 batch are f32 by PyTorch's rules for shapes, bf16 by its kernels
-    is_sure = len({result.dtype for result in results if result.is_floating_point()}) < 2
-    if out is not None and is_sure and len(out.names) == len(results):
+    is_sure = len({result.dtype for result in results if result is not None and result.is_floating_point()}) < 2
+    if out is not None and is_sure and len(out.names) == len(results) and None not in results:
         return partial(out.function, *args, **kwargs, **dict(zip(out.names, places, strict=True)))
-    if [str(result.real_type) for result in prepared.function._schema.returns] != ["Tensor"]:
+    if any(str(result.real_type) != "Tensor" for result in prepared.function._schema.returns):
         return None
-    return partial(_copied, prepared.function, tuple(args), kwargs, places[0])
+    return partial(_copied, prepared.function, tuple(args), kwargs, places)
 
 
-def _copied(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: torch.Tensor) -> None:
-    value = function(*args, **kwargs)
-    if value.shape != place.shape:
-        raise UnsupportedOpError(f"{function}: its result has shape {tuple(value.shape)}, not {tuple(place.shape)}")
-    place.copy_(value)
+def _copied(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], places: Sequence[torch.Tensor | None]
+) -> None:
+    values = function(*args, **kwargs)
+    for place, value in zip(places, values if len(places) > 1 else (values,), strict=True):
+        if place is None:
+            continue
+        if value.shape != place.shape:
+            raise UnsupportedOpError(f"{function}: its result has shape {tuple(value.shape)}, not {tuple(place.shape)}")
+        place.copy_(value)
 
 
 def _gradient_of_table(

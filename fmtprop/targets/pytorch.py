@@ -62,8 +62,10 @@ def bind(
     written = [place for place in places if place is not None]
     if node.op == "reorder" and written and not node.post_ops:
         return partial(written[0].copy_, tensors["src"])
-    if by_operator and len(written) == len(places) and all(map(_is_dense, written)):
-        calls = _operators(node, tensors, written)
+    # only a call from outside is told of results without readers
+    is_call = opdef(node.op).category is Category.HOST and bool(written)
+    if by_operator and (is_call or len(written) == len(places)) and all(map(_is_dense, written)):
+        calls = _operators(node, tensors, places)
         if calls:
             return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
     declaration = opdef(node.op)
@@ -73,29 +75,30 @@ def bind(
 
 
 def _operators(
-    node: Node, tensors: Mapping[str, torch.Tensor], places: Sequence[torch.Tensor]
+    node: Node, tensors: Mapping[str, torch.Tensor], places: Sequence[torch.Tensor | None]
 ) -> list[Callable[[], object]]:
     """Return the calls of PyTorch's operators that compute a node, written to its place; none if one is missing."""
-    if node.post_ops and places[0].dtype is not torch.float32:
-        return []  # narrow types are rounded once, after the last post-op
+    first = places[0]
     calls = [_operator(node.op, node.attrs, {n: t for n, t in tensors.items() if n not in node.tail}, places)]
     for post_op in node.post_ops:
+        if first is None or first.dtype is not torch.float32:
+            return []  # narrow types are rounded once, after the last post-op
         others = [tensors[name] for name in post_op.operands]
         if isinstance(post_op.attrs, Sum):
-            calls.append(partial(torch.add, places[0], others[0], alpha=post_op.attrs.scales[0], out=places[0]))
+            calls.append(partial(torch.add, first, others[0], alpha=post_op.attrs.scales[0], out=first))
             continue
-        calls.append(_operator(post_op.op, post_op.attrs, named_operands(post_op, (places[0], *others)), places))
+        calls.append(_operator(post_op.op, post_op.attrs, named_operands(post_op, (first, *others)), places))
     found = [call for call in calls if call is not None]
     return found if len(found) == len(calls) else []
 
 
 def _operator(
-    op: str, attrs: Attrs, tensors: Mapping[str, torch.Tensor], places: Sequence[torch.Tensor]
+    op: str, attrs: Attrs, tensors: Mapping[str, torch.Tensor], places: Sequence[torch.Tensor | None]
 ) -> Callable[[], object] | None:
     declaration = opdef(op)
     if declaration.operator is None:
         return None
-    alike = len({tensor.dtype for tensor in (*tensors.values(), *places)}) == 1
+    alike = len({tensor.dtype for tensor in (*tensors.values(), *places) if tensor is not None}) == 1
     return declaration.operator(attrs, tensors, places) if alike or declaration.category is Category.HOST else None
 
 
