@@ -255,16 +255,15 @@ def run(names: Sequence[str], arguments: Sequence[str]) -> Iterator[Outcome]:
 
 
 def _lines(child: subprocess.Popen[str]) -> Iterator[str]:
-    """Yield the lines of a child process, which is killed after a long silence."""
+    """Yield the lines of a child process, which is killed after a long silence: not while it imports the database."""
     assert child.stdout is not None
-    while True:
+    line = child.stdout.readline()
+    while line:
+        yield line.rstrip("\n")
         limit = threading.Timer(_SAMPLE_SECONDS, child.kill)
         limit.start()
         line = child.stdout.readline()
         limit.cancel()
-        if not line:
-            return
-        yield line.rstrip("\n")
 
 
 def resumed(names: Sequence[str], arguments: Sequence[str], results: Path, seconds: float) -> Iterator[Outcome]:
