@@ -22,7 +22,6 @@ from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.base import Pass, Pipeline
-from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.passes.optimal import Certificate, OptimalFormats, expansions, price, resolve_pins
 from fmtprop.passes.optimal.assign import MOST_SECONDS
 from fmtprop.passes.optimal.variants import FUSIONS, OF_GRAPH, Variant
@@ -60,8 +59,8 @@ _LEAST_SECONDS = 1.0
 #: the part of an entrant that can be dropped
 COMPOSED = "nodes run as several"
 
-#: passes before the choice of formats, so that more concats can be in place
-_PREPARE = (NestConcats(), ReleaseSums())
+#: passes before the choice of formats, for the variants of the graph
+_PREPARE = (ReleaseSums(),)
 
 
 @dataclass(frozen=True)

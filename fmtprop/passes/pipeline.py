@@ -17,6 +17,7 @@ from fmtprop.passes.fuse_post_ops import FusePostOps
 from fmtprop.passes.join_additions import JoinAdditions
 from fmtprop.passes.join_writes import JoinWrites
 from fmtprop.passes.mark_exact import MarkExact
+from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.passes.pair_max_poolings import PairMaxPoolings
 from fmtprop.passes.recognise_functions import RecogniseFunctions
 from fmtprop.passes.recognise_lrn import RecogniseLrn
@@ -57,6 +58,8 @@ NORMALISE: tuple[Pass, ...] = (
     JoinAdditions(),
     # before fusion, which fuses neighbours
     DelayReshapes(),
+    # before fusion, which asks for the readers of a sum's operand
+    NestConcats(),
     # before fusion: an op that loses special values is no post-op of a node that must keep them
     MarkExact(),
     # last: a fused op matches no pattern any more

@@ -20,8 +20,8 @@ class ReleaseSums:
 
     Notes
     -----
-    A rewrite of a normal graph can give tensors new readers (such as a concat that reads another concat). Then rule V9
-    may be broken; this pass restores it. A graph that obeys the rule is returned unchanged.
+    A rewrite of a normal graph can give tensors new readers (a convolution that reads a factor's source itself). Then
+    rule V9 may be broken; this pass restores it. A graph that obeys the rule is returned unchanged.
     """
 
     name: ClassVar[str] = "release-sums"

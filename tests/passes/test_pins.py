@@ -152,3 +152,21 @@ def test_a_pin_that_cannot_be_had_says_what_can(pin, message):
 def test_pins_are_for_the_optimal_policy_only():
     with pytest.raises(UnsupportedOpError, match="pin needs policy='optimal'"):
         fp.compile(Net().eval(), torch.randn(X), policy="plain", pin={"conv_1.dst": "nchw"})
+
+
+class Nested(nn.Module):
+    """A concat that begins with another."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.cat([x, x, x.tanh()], 1), torch.cat([x, x], 1).relu()
+
+
+@pytest.mark.parametrize("policy", ["plain", "propagate", "optimal"])
+def test_every_plan_names_the_operands_of_a_concat_alike(policy):
+    x = torch.randn(1, 4, 5, 5)
+    shown = fp.compile(Nested(), x, policy=policy, tune="model", confirm=False).graph
+    (name,) = {n.name for n in shown.nodes() if n.op == "concat" and n.results[0].dims[1] == 12}
+    pin = {f"{name}.{operand}": desc for operand, desc in shown.node(name).choice.operands.items()}
+    net = fp.compile(Nested(), x, policy="optimal", tune="model", pin=pin)
+    assert pin
+    assert lost_pins(net, pin) == []

@@ -11,30 +11,27 @@ from fmtprop.errors import VerifyError
 from fmtprop.ir import Graph
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.passes.base import Pipeline
-from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.release_sums import ReleaseSums
+from fmtprop.passes.scale_weights import ScaleWeights
 from tests.passes.rewriting import Builder, rewrite, summary
-from tests.passes.test_nest_concats import joined
 
 
-def nested() -> Graph:
-    """A sum into ``[a, b]``, and ``[a, b, c]`` that needs the sum's result."""
+def scaled() -> Graph:
+    """A sum into a tensor whose product with factors the convolution reads."""
     b = Builder()
-    x = b.input(1, 8, 6, 6)
-    parts = [b.act(b.conv(x, 4, f"conv_{name}"), name=name) for name in "ab"]
-    both = joined(b, "both", *parts)
-    summed = b.binary("add", b.conv(x, 8, "conv"), both, "add")
-    return b.output(joined(b, "all", *parts, b.conv(summed, 4, "conv_c")))
+    x = b.act(b.conv(b.input(1, 8, 6, 6), 8, "first"))
+    product = b.binary("mul", x, b.input(1, 8, 1, 1, name="factors"), "product")
+    return b.output(b.binary("add", b.conv(product, 8, "conv"), x, "add"))
 
 
 def test_a_sum_that_may_not_overwrite_any_more_becomes_a_binary():
-    normal = Pipeline(NORMALISE, Stage.NORMAL).run(nested())
+    normal = Pipeline(NORMALISE, Stage.NORMAL).run(scaled())
     assert sum(post_op.op == "sum" for node in normal.nodes() for post_op in node.post_ops) == 1
-    spoilt = NestConcats().run(normal)
+    spoilt = ScaleWeights().run(normal)
     with pytest.raises(VerifyError, match="V9"):
         verify(spoilt, Stage.NORMAL)
-    released = rewrite(normal, NestConcats(), ReleaseSums())
+    released = rewrite(normal, ScaleWeights(), ReleaseSums())
     verify(released, Stage.NORMAL)
     assert not any(post_op.op == "sum" for node in released.nodes() for post_op in node.post_ops)
     assert len(summary(released)) == len(summary(spoilt))
@@ -49,7 +46,7 @@ def test_a_sum_that_may_overwrite_stays():
 
 
 class Nested(nn.Module):
-    """As :func:`nested`, of modules."""
+    """A sum into ``[a, b]``, and ``[a, b, c]`` that needs the sum's result."""
 
     def __init__(self) -> None:
         super().__init__()

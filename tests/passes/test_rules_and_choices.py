@@ -15,7 +15,6 @@ from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.formats import channel_blocked, channels_last
-from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.passes.optimal import OptimalFormats, expansions, trial
 from fmtprop.passes.precision import LowerPrecision
 from fmtprop.passes.release_sums import ReleaseSums
@@ -83,11 +82,11 @@ def check(seed: int) -> None:
     for policy in ("plain", "naive", "propagate"):
         verify(AssignFormats(policy, Setting(target, fallback, boundary(normal, rng))).run(normal), Stage.FORMATTED)
     for variant in variants(normal):
-        nested = ReleaseSums().run(NestConcats().run(variant))
-        verify(nested, Stage.NORMAL)
-        solver = OptimalFormats(Setting(target, fallback, boundary(nested, rng)), Costs(seed))
-        ways = expansions(nested, solver, with_originals=bool(seed % 2))
-        for formatted, certificate in solver.solutions(nested, ways):
+        released = ReleaseSums().run(variant)
+        verify(released, Stage.NORMAL)
+        solver = OptimalFormats(Setting(target, fallback, boundary(released, rng)), Costs(seed))
+        ways = expansions(released, solver, with_originals=bool(seed % 2))
+        for formatted, certificate in solver.solutions(released, ways):
             verify(formatted, Stage.FORMATTED)
             assert certificate.objective <= certificate.propagate * (1 + 1e-9)
             CHOSEN.update(chosen(formatted))

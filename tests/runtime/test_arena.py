@@ -13,7 +13,6 @@ from fmtprop.compiling.stages import normalise
 from fmtprop.frontends import load
 from fmtprop.ir.builtin import builtin_names
 from fmtprop.passes.assign import AssignFormats
-from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.passes.target import Setting
 from fmtprop.runtime import build_plan
 from fmtprop.runtime.arena import ALIGNMENT_NBYTES, Lifetime, align, plan_arena
@@ -67,13 +66,12 @@ def test_a_thousand_buffers_are_placed_near_the_bound_in_no_time():
 
 
 def plans(name: str):
-    """Yield the plans of a built-in graph: two policies, and concats nested, then in place."""
+    """Yield the plans of a built-in graph: two policies, and concats in place."""
     normal, _ = normalise(load(name))
     target, fallback = OneDnnTarget(), ReferenceTarget()
     for policy in ("plain", "propagate"):
         yield build_plan(AssignFormats(policy, Setting(target, fallback)).run(normal), target)
-    nested = NestConcats().run(normal)
-    blocked = AssignFormats("blocked", Setting(target, fallback), rule=blocks_of(8)).run(nested)
+    blocked = AssignFormats("blocked", Setting(target, fallback), rule=blocks_of(8)).run(normal)
     yield build_plan(blocked, target)
     yield build_plan(put_in_place(blocked, target), target)
 

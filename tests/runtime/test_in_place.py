@@ -19,7 +19,6 @@ from fmtprop.ops.convolution import Conv
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.sum import Sum
 from fmtprop.passes.assign import AssignFormats
-from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.passes.target import Setting
 from fmtprop.runtime import Executor, Plan, build_plan
 from fmtprop.runtime.agreement import relative_error
@@ -339,13 +338,12 @@ def test_a_format_without_dense_parts_is_refused():
 # ---------------------------------------------------------------- whole networks
 
 
-def compared(name: str, *, nested: bool = False) -> tuple[Graph, Plan, Plan]:
+def compared(name: str) -> tuple[Graph, Plan, Plan]:
     """Return a built-in graph, its plain plan, and the blocked one with concats in place; compare what they give."""
     normal, _ = normalise(load(name))
     target, fallback = OneDnnTarget(), ReferenceTarget()
     plain = build_plan(AssignFormats("plain", Setting(target, fallback)).run(normal), target)
-    graph = NestConcats().run(normal) if nested else normal
-    formatted = put_in_place(AssignFormats("blocked", Setting(target, fallback), rule=blocks_of(8)).run(graph), target)
+    formatted = put_in_place(AssignFormats("blocked", Setting(target, fallback), rule=blocks_of(8)).run(normal), target)
     verify(formatted, Stage.FORMATTED)
     plan = build_plan(formatted, target)
     disjoint(plan)
@@ -357,7 +355,7 @@ def compared(name: str, *, nested: bool = False) -> tuple[Graph, Plan, Plan]:
 
 
 def test_a_dense_net_executes_no_concat():
-    _, plain, plan = compared("densenet121", nested=True)
+    _, plain, plan = compared("densenet121")
     assert sum(step.node.op == "concat" for step in plain.steps) == 58
     assert [step.node.name for step in plan.steps if step.node.op == "concat"] == []
     assert copies(plan) == []
