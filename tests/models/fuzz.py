@@ -108,6 +108,8 @@ class Model(nn.Module):
     def __init__(self, program: Program) -> None:
         super().__init__()
         self.program = program
+        #: moves what calls write into memory of their own, None for nothing
+        self.moved: Callable[[torch.Tensor], torch.Tensor] | None = None
         for name, tensor in program.parameters.items():
             if tensor.dtype.is_floating_point:
                 self.register_parameter(name, nn.Parameter(tensor))
@@ -121,7 +123,7 @@ class Model(nn.Module):
         for step in self.program.steps:
             made = step.function(*(values[name] for name in step.args))
             made = made if isinstance(made, tuple | list) else (made,)
-            values |= dict(zip(step.results, made, strict=True))
+            values |= dict(zip(step.results, self._moved(values, made), strict=True))
         results = [values[name] for name in self.program.outputs]
         match self.program.form:
             case "one":
@@ -131,6 +133,13 @@ class Model(nn.Module):
             case "nested":
                 return results[0], {"rest": results[1:]}
         return tuple(results)
+
+    def _moved(self, values: dict[str, Any], made: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if self.moved is None:
+            return made
+        known = {t.untyped_storage().data_ptr() for t in values.values()}
+        is_own = [t.is_floating_point() and t.untyped_storage().data_ptr() not in known for t in made]
+        return [self.moved(t) if own else t for t, own in zip(made, is_own, strict=True)]
 
 
 # ---------------------------------------------------------------- drawing
@@ -470,8 +479,8 @@ def is_finite(results: Any) -> bool:
     return all(bool(torch.isfinite(t).all()) for t in leaves if t.dtype.is_floating_point)
 
 
-def is_noise(model: nn.Module, inputs: Sequence[torch.Tensor], expected: Any, is_bf16: bool = False) -> bool:
-    """Tell whether PyTorch's own answer changes as much when inputs change in their last digits."""
+def is_noise(model: Model, inputs: Sequence[torch.Tensor], expected: Any, is_bf16: bool = False) -> bool:
+    """Tell whether PyTorch's own answer changes as much when numbers between calls change in their last digits."""
     epsilon, scale = (2e-3, 0.3 * ROUNDER) if is_bf16 else (1e-6, 0.1)
     for seed in range(6):
         generator = torch.Generator().manual_seed(seed)
@@ -484,9 +493,11 @@ def is_noise(model: nn.Module, inputs: Sequence[torch.Tensor], expected: Any, is
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=is_bf16 and seed == 0):
             for parameter, _ in parameters:
                 parameter.copy_(moved(parameter))
+            model.moved = moved if seed else None
             found = torch.utils._pytree.tree_map(lambda a, b: a.to(b.dtype), model(*others), expected)
             for parameter, kept in parameters:
                 parameter.copy_(kept)
+        model.moved = None
         if differ(found, expected, scale) is not None:
             return True
     return False
