@@ -323,6 +323,19 @@ def _scan(call: Call) -> Value | None:
     return permuted(call, scanned, [order.index(other) for other in range(type_.ndim)])
 
 
+def _places(call: Call) -> Value | None:
+    """Emit the places of a maximum: for these alone, PyTorch takes up to 25 times as long along an axis of planes.
+
+    On [1, 2, 64, 64], it takes 0.38 ms for argmax and 0.015 ms for both results of max; on [1, 21, 161, 193], 4.7 ms
+    and 1.3 ms; nowhere less than for both (Zen 4, one thread). Both give the first of equal places, and NaN's.
+    """
+    if call["dim"] is None:
+        return None
+    name = call.target.split(".")[1].removeprefix("arg")
+    attrs, inputs = host_call(f"aten.{name}.dim", call.args)
+    return Value(call.emit("aten", inputs, attrs).node, 1)
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -358,6 +371,9 @@ ATEN = OpDef(
     positions=host_facts.positions,
     repeated=host_facts.repeated,
     operator=operator,
-    torch={f"aten.{name}.default": _scan for name in ("cumsum", "cumprod", "logcumsumexp")},
+    torch={
+        **{f"aten.{name}.default": _scan for name in ("cumsum", "cumprod", "logcumsumexp")},
+        **{f"aten.{name}.default": _places for name in ("argmax", "argmin")},
+    },
     samples=samples,
 )

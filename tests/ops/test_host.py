@@ -375,6 +375,26 @@ def test_scans_run_along_rows(policy):
     assert [json.loads(node.attrs.arguments)["dim"] for node in calls] == [3, 3, 3, 3, 3, 1]
 
 
+class Places(nn.Module):
+    """Places of extremes along each axis, and of the whole tensor."""
+
+    def forward(self, x):
+        whole = x.nan_to_num().long()
+        return x.argmax(1), x.argmin(-1, keepdim=True), x.bfloat16().argmax(2), whole.argmin(0), x.argmax()
+
+
+def test_places_of_extremes_are_read_beside_them():
+    # for the places alone, PyTorch takes up to 25 times as long
+    x = torch.randint(0, 3, (2, 5, 6, 7), generator=torch.Generator().manual_seed(0)).float()  # with equal numbers
+    x[0, 2, 3] = torch.nan
+    net = fp.compile(Places(), x, policy="propagate")
+    for got, expected in zip(net(x), Places()(x), strict=True):
+        assert torch.equal(got, expected)
+    calls = [node.attrs.target for node in net.compilation.imported.nodes() if node.op == "aten"]
+    assert [name for name in calls if "max" in name] == ["aten.max.dim", "aten.max.dim", "aten.argmax.default"]
+    assert calls.count("aten.min.dim") == 2
+
+
 class Spectrum(nn.Module):
     """Complex numbers between two transforms; calls with and without an overload that writes to given memory."""
 
