@@ -19,7 +19,7 @@ from fmtprop.compiling.entrants import OTHER_SHAPE, Entrant
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.race import Race
 from fmtprop.compiling.readable import with_constants
-from fmtprop.compiling.selection import Decision, Selection
+from fmtprop.compiling.selection import Selection
 from fmtprop.compiling.stages import check_memory, make_room, normalise
 from fmtprop.errors import PlanError, UnsupportedOpError
 from fmtprop.ir.footprint import weights_nbytes
@@ -30,14 +30,14 @@ from fmtprop.passes.base import Observer
 from fmtprop.passes.for_threads import ForThreads
 from fmtprop.passes.optimal import Certificate
 from fmtprop.runtime import Plan, build_plan
+from fmtprop.runtime.build import Draft
 from fmtprop.runtime.constants import ConstantStore
-from fmtprop.runtime.dummy_weights import without_weights
 from fmtprop.runtime.selfcheck import Mismatch, check_steps
 from fmtprop.runtime.threads import on_cpu, running_with
 from fmtprop.runtime.weights import PackedForms, SharedForms
 from fmtprop.store import Store, key_of
 from fmtprop.targets import ReferenceTarget
-from fmtprop.targets.executable import Provider, Targets, implementation
+from fmtprop.targets.executable import Targets, implementation
 from fmtprop.targets.registry import provider
 from fmtprop.tuning import Tuning
 
@@ -201,19 +201,21 @@ class Compilation:
             self.tuning = self._selection.tuning
             name, graph = chosen.kept.name, chosen.kept.graph
             self._target.forget()
-            # the weights of another shape's plan are packed already, so a plan for checks alone saves no memory
-            plan = self._attempts.of(name, partial(self._build, graph, self._target)) if name == OTHER_SHAPE else None
-            wrong = self._attempts.of(name, partial(self._mismatches, chosen, plan))
+            draft = chosen.draft or self._attempts.of(name, partial(Draft, graph, self._target))
+            wrong = (
+                self._attempts.of(name, partial(self._mismatches, chosen.kept, draft)) if draft is not None else None
+            )
             self._lap("check")
             if wrong:
                 self._reroute(wrong)
-            if wrong is None or wrong:
+            if draft is None or wrong is None or wrong:
                 continue
             if self.owned:
                 self.normal.constants.clear()  # the formatted graph has them still
-            if plan is None:
+            if name != OTHER_SHAPE:  # its weights are packed already
                 make_room(graph)
-                plan = self._attempts.of(name, partial(self._build, graph, self._target))
+            store = ConstantStore(self.weights)
+            plan = self._attempts.of(name, partial(draft.pack, store, consume=self.owned))
             self._lap("plan")
             if plan is not None:
                 break
@@ -224,9 +226,6 @@ class Compilation:
         self.plan, self.formatted, self.certificate, self.race = plan, graph, chosen.certificate, chosen.race
         self.dropped = self._attempts.settle(self.normal.name, name, 8)
         self.is_like_another_shape = name == OTHER_SHAPE
-
-    def _build(self, graph: Graph, target: Provider) -> Plan:
-        return build_plan(graph, target, consume=self.owned, constants=ConstantStore(self.weights))
 
     def plan_for(self, threads: int) -> Plan:
         """Make the plan for another number of threads: in the same formats, by primitives that are chosen anew.
@@ -257,7 +256,7 @@ class Compilation:
                     )
                     return self.plan
                 verify(graph, Stage.FORMATTED)
-                plan = self._build(graph, self._target)
+                plan = build_plan(graph, self._target, consume=self.owned, constants=ConstantStore(self.weights))
                 wrong = check_steps(plan.steps, self._store, plan.packed) if self._checked else []
                 if not wrong:
                     return plan
@@ -289,17 +288,15 @@ class Compilation:
         if _NEXT[stage]:
             self._begin(stage)
 
-    def _mismatches(self, chosen: Decision, frozen: Plan | None) -> list[Mismatch]:
+    def _mismatches(self, kept: Entrant, draft: Draft) -> list[Mismatch]:
         """Return the primitives with a wrong result. A check needs memory, so it comes before weights are packed."""
-        kept = chosen.kept
         if not self._checked:
             return []
-        # a plan that is there is asked step by step: its key takes longer
-        key = None if frozen is not None else key_of({"plan": kept.key})
+        # most primitives of a plan for another shape are known: its key takes longer than to ask for each
+        key = None if kept.name == OTHER_SHAPE else key_of({"plan": kept.key})
         if key is not None and self._store.has_passed(key):
             return []
-        plan = frozen or chosen.unpacked or without_weights(kept.graph, self._target)
-        wrong = check_steps(plan.steps, self._store, plan.packed)
+        wrong = check_steps(draft.plan.steps, self._store, draft.plan.packed)
         if not wrong and key is not None:
             self._store.add_passed([key])
         elif self._rerouted == _ATTEMPTS:

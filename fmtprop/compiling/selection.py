@@ -6,7 +6,7 @@ Owns the last word between the `optimal` plans and the greedy ones, and the reco
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from fmtprop.compiling.attempts import Attempts
@@ -20,7 +20,8 @@ from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.passes.optimal import Certificate
-from fmtprop.runtime import Plan, build_plan
+from fmtprop.runtime.build import Draft
+from fmtprop.runtime.constants import ConstantStore
 from fmtprop.runtime.dummy_weights import runs_on_any_numbers, with_dummy_weights
 from fmtprop.store import Store, key_of
 from fmtprop.targets.executable import Provider
@@ -33,7 +34,7 @@ __all__ = ["Decision", "Selection"]
 #: optional work, as users see it
 _RACE = "race of plans"
 
-#: seconds in which a node of a plan without weights is built (Zen 4, one thread)
+#: seconds in which a node of a draft is placed and its primitive built (Zen 4, one thread)
 _BUILT_NODE_SECONDS = 1e-4
 
 #: seconds of a race, for the efforts "quick" and "patient"
@@ -62,8 +63,8 @@ class Decision:
     race: Race | None = None
     #: records of the race for the store
     verdict: Mapping[str, str] = field(default_factory=dict)
-    #: the plan of the race, without its weights
-    unpacked: Plan | None = None
+    #: its draft, if it was in a race
+    draft: Draft | None = None
 
 
 class Selection:
@@ -141,20 +142,19 @@ class Selection:
         if raced is None:
             kept = rivals.best if len(entrants) > 1 else entrants[0]
             return Decision(kept, kept.certificate or best.certificate)
-        kept, result, plan = raced
+        kept, result, draft = raced
         self._lap("confirm")
         if not self._recalibrated and best.name in result.names:
             promised, needed = rivals.expected(best), result.seconds[result.names.index(best.name)]
             self._recalibrated = promised > _DISPROVED_RATIO * needed
             if self._recalibrated and improve(self._store):
-                del raced, plan  # numbers that stand in for weights
                 self._costs = None
                 return self.decide()
         verdict = {
             _winner_key(best, self._patient): kept.name,
             _pair_key(best, kept): kept.name,
         }
-        return Decision(kept, kept.certificate or best.certificate, result, verdict, replace(plan, constants=()))
+        return Decision(kept, kept.certificate or best.certificate, result, verdict, draft)
 
     def _like(self, formatted: Graph) -> Entrant | None:
         self._costs = self._costs or self._new_costs()
@@ -203,12 +203,13 @@ class Selection:
         best, *others = rivals.field(whole=self._patient)
         return [best, *(one for one in others if rivals.expected(one) <= _FAR_RATIO * rivals.expected(best))]
 
-    def _race(self, entrants: Sequence[Entrant], rivals: Entrants) -> tuple[Entrant, Race, Plan] | None:
-        """Return the fastest, the times of all, and its plan; None if none can run on the inputs at hand.
+    def _race(self, entrants: Sequence[Entrant], rivals: Entrants) -> tuple[Entrant, Race, Draft] | None:
+        """Return the fastest, the times of all, and its draft; None if none can run on the inputs at hand.
 
         All run once more, with `DIRECT` among them, where another than the first won or costs promised more.
         """
-        raced = self._run_in_turns(entrants, rivals)
+        drafts: dict[str, Draft] = {}
+        raced = self._run_in_turns(entrants, rivals, drafts)
         if raced is None or self._patient:
             return raced
         if raced[0] is entrants[0] and _is_kept(rivals.best.certificate, raced[1]):
@@ -222,16 +223,21 @@ class Selection:
         direct = rivals.get(DIRECT)
         if direct is None or direct.key in {entrant.key for entrant in entrants}:
             return raced
-        del raced  # it holds the numbers that stand in for weights
-        return self._run_in_turns([one for one in (*entrants, direct) if rivals.get(one.name) is one], rivals)
+        return self._run_in_turns([one for one in (*entrants, direct) if rivals.get(one.name) is one], rivals, drafts)
 
-    def _run_in_turns(self, entrants: Sequence[Entrant], rivals: Entrants) -> tuple[Entrant, Race, Plan] | None:
+    def _run_in_turns(
+        self, entrants: Sequence[Entrant], rivals: Entrants, known: dict[str, Draft]
+    ) -> tuple[Entrant, Race, Draft] | None:
         """Run plans against each other: on any numbers where that tells as much as their own weights."""
-        graphs = {entrant.name: entrant.graph for entrant in entrants}
-        if all(map(runs_on_any_numbers, graphs.values())):
-            makers = with_dummy_weights(graphs, self._target)
+        for one in entrants:
+            draft = known.get(one.name) or self._attempts.of(one.name, partial(Draft, one.graph, self._target))
+            if draft is not None:
+                known[one.name] = draft
+        drafts = {one.name: known[one.name] for one in entrants if one.name in known}
+        if all(runs_on_any_numbers(draft.graph) for draft in drafts.values()):
+            makers = with_dummy_weights(drafts)
         else:
-            makers = {name: partial(build_plan, graph, self._target) for name, graph in graphs.items()}
+            makers = {name: partial(draft.pack, ConstantStore()) for name, draft in drafts.items()}
         made = {name: self._attempts.of(name, maker) for name, maker in makers.items()}
         plans = {name: plan for name, plan in made.items() if plan is not None}
         fewest = _LEAST_ROUNDS if self._patient and self._options.tune_budget is None else 1
@@ -244,7 +250,7 @@ class Selection:
                 self._attempts.failed.pop(name)
             return None
         name = result.names[result.winner]
-        return next(entrant for entrant in entrants if entrant.name == name), result, plans[name]
+        return next(entrant for entrant in entrants if entrant.name == name), result, drafts[name]
 
     def _seconds_of_race(self, first: Entrant, plans: int) -> float:
         """Estimate the time of a race: each plan is built, runs once, and once more with warm caches."""

@@ -1,13 +1,12 @@
-"""Build of a plan from a formatted graph: constants are packed, buffers placed, primitives compiled."""
+"""Build of a plan from a formatted graph: buffers are placed, primitives compiled, then constants packed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 import torch
 
-from fmtprop import dnnl
 from fmtprop.errors import PlanError
 from fmtprop.ir.aliasing import is_in_place, is_view, parts_of
 from fmtprop.ir.graph import Graph
@@ -17,16 +16,13 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Target
 from fmtprop.runtime.arena import Lifetime, peak_nbytes, plan_arena
-from fmtprop.runtime.constants import ConstantStore, computed_nodes, is_indifferent, readers_behind_views
+from fmtprop.runtime.constants import ConstantStore, computed_nodes
+from fmtprop.runtime.packing import Packing
 from fmtprop.runtime.placement import place_parts, sum_operand
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step, Turn
-from fmtprop.runtime.weights import Numbers
 from fmtprop.targets.executable import Executable, implementation, threads_here
 from fmtprop.targets.memory import check_fits
 from fmtprop.targets.reference import ReferenceTarget
-
-#: after packing so many bytes of weights, the originals' memory is returned to the system
-_TRIM_NBYTES = 16 << 20
 
 #: gradients of at least so many bytes, and of at least this share of the saved tensors, have a place in the arena
 _MUCH_NBYTES, _MUCH_SHARE = 16 << 20, 1 / 16
@@ -56,8 +52,7 @@ def build_plan(graph: Graph, target: Target, *, consume: bool = False, constants
     PlanError
         A node has no format or no way to run.
     """
-    torch.get_num_threads()  # the first call in a thread adopts the process's number of threads
-    return _Builder(graph, target, consume, constants or ConstantStore()).build()
+    return Draft(graph, target).pack(constants or ConstantStore(), consume=consume)
 
 
 class _Root:
@@ -71,10 +66,25 @@ class _Root:
         self.made: MemoryDesc | None = None
 
 
-class _Builder:
-    def __init__(self, graph: Graph, target: Target, consume: bool, constants: ConstantStore) -> None:
+class Draft:
+    """A plan with all but its constants: its primitives can be checked, and its constants be packed more than once.
+
+    Parameters
+    ----------
+    graph : Graph
+        The graph, with descs and choices on every node; its constants are read only when they are packed.
+    target : Target
+        See :func:`build_plan`.
+
+    Raises
+    ------
+    PlanError
+        A node has no format or no way to run.
+    """
+
+    def __init__(self, graph: Graph, target: Target) -> None:
+        torch.get_num_threads()  # the first call in a thread adopts the process's number of threads
         self.graph = graph
-        self.consume = consume
         self.target = target
         self.forward = graph.forward_names()
         #: in topological order, those of the forward half first: nothing there depends on the other half
@@ -84,50 +94,62 @@ class _Builder:
         self.turn: int | None = None
         self.roots: list[_Root] = []
         self.places: dict[Value, Access] = {}
-        self.constants = constants
-        #: by constant
-        self.numbers: dict[str, Numbers | None] = {}
         self.steps: list[Step] = []
-        #: computed constant nodes, by name
-        self.packed: dict[str, Node] = {}
-        #: buffer -> the reorder that packed it
-        self.packers: dict[int, Node] = {}
-        self.forgotten: set[Value] = set()
-        self.freed = 0
+        #: nodes without an input behind them, without views: sources come before their readers
+        self.constant: dict[str, Node] = {}
+        #: buffer -> the constant value in it
+        self.owners: dict[int, Value] = {}
         self.threads = threads_here()
         #: implementation -> its executable
         self.executables: dict[int, Executable] = {}
         #: views, and nodes in place: asked for again and again
         self.views = frozenset(node.name for node in self.nodes if is_view(graph, node.name))
         self.joins = frozenset(node.name for node in self.nodes if is_in_place(node))
-        #: value -> the nodes that read it or a view of it
-        self.behind: dict[Value, set[str]] = {}
         self.computed = computed_nodes(graph)
         self.placement = place_parts(graph, self.computed)
         #: a value with a slot, or with slots inside -> its buffer, and the elements before it there
         self.spots: dict[Value, tuple[int, int]] = {}
         self.pending = self._count_reads()
+        #: the plan without constants; it cannot run
+        self.plan = self._place_all()
 
-    def build(self) -> Plan:
+    def pack(self, constants: ConstantStore, *, consume: bool = False) -> Plan:
+        """Return the plan with constants; see :func:`build_plan`."""
+        used = {i: value for i, value in self.owners.items() if i in self.used}
+        unread = {value for value in self.owners.values() if not self.pending[value]}
+        packing = Packing(
+            self.graph, self.constant, self.places, self.owners, unread, self.threads, constants, consume
+        )  # fmt: skip
+        numbers = packing.run(used)
+        kept = sorted(set(numbers.values()))
+        places = {number: place for place, number in enumerate(kept)}
+        buffers = list(self.plan.buffers)
+        for i, number in numbers.items():
+            buffers[i] = replace(buffers[i], nbytes=constants.nbytes(number), index=places[number])
+        bytes_ = tuple(constants[number] for number in kept)
+        return replace(self.plan, buffers=tuple(buffers), constants=bytes_, packed=tuple(packing.packed.values()))
+
+    def _place_all(self) -> Plan:
         for node in self.nodes:
             if self.turn is None and node.name not in self.forward:
                 self.turn = len(self.steps)
             self._visit(node)
         outputs = self._outputs()
         used = {a.buffer for s in self.steps for a in (*s.operands.values(), *s.results)}
-        used |= {access.buffer for _, access in outputs}
+        self.used = used | {access.buffer for _, access in outputs}
         turn = self._turn()
         inside = self._inside(turn) if turn is not None else []
-        buffers, arena, peak, constants = self._freeze(used, inside)
+        buffers, arena, peak = self._freeze(inside)
         results = sum(buffer.nbytes for buffer in buffers if buffer.home is Home.OUTPUT)
         check_fits(arena + results, f"a run of {self.graph.name}")
         inputs = tuple(
-            (node.name, node.descs[0], i if (i := self.places[Value(node.name)].buffer) in used else -1)
+            (node.name, node.descs[0], i if (i := self.places[Value(node.name)].buffer) in self.used else -1)
             for node in self.graph.input_nodes
         )
+        packed = tuple(node for node in self.constant.values() if node.op != "constant")
         return Plan(
-            self.graph.name, tuple(self.steps), buffers, inputs, outputs, constants, arena, peak,
-            tuple(self.packed.values()), self.threads, turn, {i: buffers[i].offset for i in inside},
+            self.graph.name, tuple(self.steps), buffers, inputs, outputs, (), arena, peak,
+            packed, self.threads, turn, {i: buffers[i].offset for i in inside},
         )  # fmt: skip
 
     def _turn(self) -> Turn | None:
@@ -170,89 +192,25 @@ class _Builder:
         place = self._place_of(value)
         self._place(node, 0, place.buffer, place.desc.offset0 - self.graph.desc_of(value).offset0)
 
-    def _supply(self, node: Node) -> None:
-        """Store a constant, or compute a node of constants; another plan's copy in this format is shared."""
+    def _supply(self, value: Value) -> None:
+        """Place a constant, or a value computed from constants, without its bytes."""
+        node = self.graph.node(value.node)
         if node.name in self.views:
             self._view(node)
             return
-        values = [Value(node.name, index) for index in range(len(node.results))]
-        known = [
-            self.constants.forms.find(self._origin(value), self.graph.desc_of(value), self._numbers(value))
-            for value in values
-        ]
-        flats = [flat for flat in known if flat is not None]
-        if len(flats) == len(values):
-            for index, flat in enumerate(flats):
-                self._place(node, index, self._constant(self.constants.keep(flat)))
-            if node.op == "reorder":
-                self.packers[self.places[values[0]].buffer] = node
-        elif node.op == "constant":
-            self._place(node, 0, self._add_constant(node))
-        else:
-            self._run_once(node, {name: self._place_of(value) for name, value in self.graph.inputs(node.name).items()})
-
-    def _origin(self, value: Value) -> Value:
-        """Return the constant of which a value is another format."""
-        node = self.graph.node(value.node)
-        while node.op == "reorder" and node.name not in self.computed:
-            source = self.graph.inputs(node.name)["src"]
-            if self.graph.desc_of(source).dtype is not node.descs[0].dtype:
-                break
-            value, node = source, self.graph.node(source.node)
-        return value
-
-    def _numbers(self, value: Value) -> Numbers | None:
-        """Return an identity of a constant value's numbers, in any format and data type."""
-        node = self.graph.node(value.node)
-        while node.op == "reorder" and node.name not in self.computed:
-            node = self.graph.node(self.graph.inputs(node.name)["src"].node)
-        if node.op != "constant":
-            return None
-        if node.name not in self.numbers:
-            self.numbers[node.name] = self.constants.forms.numbers(self.graph.constants[node.name])
-        return self.numbers[node.name]
-
-    def _add_constant(self, node: Node) -> int:
-        data = self.graph.constants[node.name]
-        readers = self._readers(Value(node.name))
-        native = node.descs[0].takes_any_bytes and all(is_indifferent(self.graph.node(one)) for one in readers)
-        kept = any(self.graph.node(reader).is_boundary for reader in readers)
-        packed = self.computed.isdisjoint(readers) and not kept
-        return self._constant(self.constants.add(data, node.results[0], node.descs[0], packed=packed, native=native))
-
-    def _run_once(self, node: Node, inputs: Mapping[str, Access]) -> None:
-        """Execute a node of constants now: weights are packed once."""
-        operands = {name: (self.constants[self.roots[a.buffer].index], a.desc) for name, a in inputs.items()}
-        unread = {index for index in range(len(node.results)) if not self.pending[Value(node.name, index)]}
-        for index, tensor in enumerate(self.constants.compute(node, operands, self.threads, unread)):
-            self._place(node, index, self._constant(self.constants.keep(tensor)))
-        self.packed[node.name] = node
-        if node.op == "reorder":
-            self.packers[self.places[Value(node.name)].buffer] = node
-        for value in self.graph.inputs(node.name).values():
-            self._forget(value)
+        for source in self.graph.inputs(node.name).values():
+            self._place_of(source)
+        self.constant[node.name] = node
+        for index in range(len(node.results)):
+            root = self._root(Home.CONSTANT, 0, index=-1)
+            self._place(node, index, root)
+            self.owners[root] = Value(node.name, index)
 
     def _place_of(self, value: Value) -> Access:
-        """Return the position of a value; a constant is stored now."""
+        """Return the position of a value."""
         if value not in self.places:
-            self._supply(self.graph.node(value.node))
+            self._supply(value)
         return self.places[value]
-
-    def _forget(self, value: Value) -> None:
-        """Drop a constant, or a value computed from constants, after all its readers were computed."""
-        while value.node in self.views:
-            value = self.graph.inputs(value.node)["src"]
-        if value in self.forgotten or not self._readers(value) <= self.packed.keys():
-            return
-        self.forgotten.add(value)
-        index = self.roots[self.places[value].buffer].index
-        self.freed += self.constants.nbytes(index)
-        self.constants.drop(index)
-        if self.consume:
-            self.graph.constants.pop(value.node, None)
-        if self.freed > _TRIM_NBYTES:
-            self.freed = 0
-            dnnl.trim_heap()
 
     def _join(self, node: Node, inputs: Mapping[str, Access]) -> None:
         """Place a concat with its sources inside; copy the sources that were not written there."""
@@ -288,8 +246,9 @@ class _Builder:
             self.executables[id(way)] = way.build(self.threads)
         if way.scratchpad_nbytes:
             scratchpad = self._root(Home.ARENA, way.scratchpad_nbytes, first=len(self.steps))
-        packers = {name: self.packers[a.buffer] for name, a in operands.items() if a.buffer in self.packers}
-        packing = {name: packer for name, packer in packers.items() if packer.descs[0] == operands[name].desc}
+        sources = {name: self.owners[a.buffer].node for name, a in operands.items() if a.buffer in self.owners}
+        packers = {name: self.constant[source] for name, source in sources.items()}
+        packing = {k: one for k, one in packers.items() if one.op == "reorder" and one.descs[0] == operands[k].desc}
         self._append(Step(node, operands, results, self.executables[id(way)], scratchpad, packing))
 
     def _append(self, step: Step) -> None:
@@ -351,9 +310,6 @@ class _Builder:
         self.roots.append(_Root(home, nbytes, first, index))
         return len(self.roots) - 1
 
-    def _constant(self, index: int) -> int:
-        return self._root(Home.CONSTANT, self.constants.nbytes(index), index)
-
     def _place(self, node: Node, index: int, root: int, start: int = 0) -> None:
         self.places[Value(node.name, index)] = Access(root, node.descs[index].moved(start))
 
@@ -387,12 +343,6 @@ class _Builder:
                     reads[value] += reads[Value(node.name)] if node.name in self.views else 1
         return reads
 
-    def _readers(self, value: Value) -> set[str]:
-        """Return the nodes that read a value or a view of it."""
-        if value not in self.behind:
-            self.behind[value] = readers_behind_views(self.graph, value)
-        return self.behind[value]
-
     def _outputs(self) -> tuple[tuple[str, Access], ...]:
         """Make an output's buffer the caller's tensor if the buffer has no other use."""
         accesses = [self._place_of(self.graph.inputs(node.name)["src"]) for node in self.graph.output_nodes]
@@ -416,7 +366,7 @@ class _Builder:
         nbytes = sum(self.roots[i].nbytes for i in found)
         return found if nbytes >= max(_MUCH_NBYTES, saved * _MUCH_SHARE) else []
 
-    def _freeze(self, used: set[int], inside: Sequence[int]) -> tuple[tuple[Buffer, ...], int, int, tuple[Any, ...]]:
+    def _freeze(self, inside: Sequence[int]) -> tuple[tuple[Buffer, ...], int, int]:
         arena = [i for i, root in enumerate(self.roots) if root.home is Home.ARENA]
         lifetimes = {
             i: Lifetime(root.nbytes, root.first, root.last)
@@ -426,17 +376,8 @@ class _Builder:
         arena += inside
         layout = plan_arena([lifetimes[i] for i in arena])
         offsets = dict(zip(arena, layout.offsets, strict=True))
-        kept = sorted({self.roots[i].index for i in used if self.roots[i].home is Home.CONSTANT})
-        renumbered = {old: new for new, old in enumerate(kept)}
-        buffers = []
-        for i, root in enumerate(self.roots):
-            index = renumbered.get(root.index, -1) if root.home is Home.CONSTANT else root.index
-            nbytes = root.nbytes if root.home is not Home.CONSTANT or index >= 0 else 0
-            buffers.append(Buffer(root.home, nbytes, root.first, root.last, offsets.get(i, 0), index))
-        constants = tuple(self.constants[index] for index in kept)
-        for value, access in self.places.items():
-            root = self.roots[access.buffer]
-            if root.home is Home.CONSTANT and root.index in renumbered and value.node not in self.views:
-                flat, desc = self.constants[root.index], self.graph.desc_of(value)
-                self.constants.forms.note(self._origin(value), desc, flat, self._numbers(value))
-        return tuple(buffers), layout.nbytes, peak_nbytes(list(lifetimes.values())), constants
+        buffers = tuple(
+            Buffer(root.home, root.nbytes, root.first, root.last, offsets.get(i, 0), root.index)
+            for i, root in enumerate(self.roots)
+        )
+        return buffers, layout.nbytes, peak_nbytes(list(lifetimes.values()))

@@ -18,8 +18,7 @@ from fmtprop.ir.node import Node, Value
 from fmtprop.ir.tensors import Constant
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.target import Target
-from fmtprop.runtime.build import build_plan
+from fmtprop.runtime.build import Draft
 from fmtprop.runtime.constants import (
     ConstantStore,
     Operands,
@@ -32,7 +31,7 @@ from fmtprop.runtime.plan import Plan
 from fmtprop.system.machine import last_level_cache_nbytes
 from fmtprop.targets.memory import ALIGNMENT_NBYTES, numbers
 
-__all__ = ["runs_on_any_numbers", "with_dummy_weights", "without_weights"]
+__all__ = ["runs_on_any_numbers", "with_dummy_weights"]
 
 
 def runs_on_any_numbers(graph: Graph) -> bool:
@@ -52,15 +51,13 @@ def runs_on_any_numbers(graph: Graph) -> bool:
     return True
 
 
-def with_dummy_weights(graphs: Mapping[str, Graph], target: Target) -> dict[str, Callable[[], Plan]]:
-    """Return functions that freeze formatted graphs into plans for timing; the plans' outputs are meaningless.
+def with_dummy_weights(drafts: Mapping[str, Draft]) -> dict[str, Callable[[], Plan]]:
+    """Return functions that complete drafts to plans for timing; the plans' outputs are meaningless.
 
     Parameters
     ----------
-    graphs : mapping of str to Graph
-        Graphs that `runs_on_any_numbers`, by name.
-    target : Target
-        See :func:`fmtprop.runtime.build_plan`.
+    drafts : mapping of str to Draft
+        Drafts of graphs that `runs_on_any_numbers`, by name.
 
     Returns
     -------
@@ -68,44 +65,10 @@ def with_dummy_weights(graphs: Mapping[str, Graph], target: Target) -> dict[str,
         The functions by name. All plans share one block in place of oneDNN's weights; it is freed with the last plan.
         The graphs' other constants are borrowed.
     """
-    sizes = [list(_stand_in_sizes(graph)) for graph in graphs.values()]
+    sizes = [list(_stand_in_sizes(draft.graph)) for draft in drafts.values()]
     enough = max(2 * last_level_cache_nbytes(), max((size for some in sizes for size in some), default=0))
     block = numbers(min(max(map(sum, sizes), default=0), enough))
-    return {name: partial(build_plan, graph, target, constants=_StandIns(block)) for name, graph in graphs.items()}
-
-
-def without_weights(graph: Graph, target: Target) -> Plan:
-    """Freeze a formatted graph into a plan without weights: its primitives can be checked, it cannot run.
-
-    Parameters
-    ----------
-    graph : Graph
-        Its constants are not asked for.
-    target : Target
-        See :func:`fmtprop.runtime.build_plan`.
-    """
-    largest = max((desc.nbytes for node in graph.nodes() for desc in node.descs), default=0)
-    return build_plan(graph, target, constants=_Nothing(torch.empty(largest, dtype=torch.uint8)))
-
-
-class _Nothing(ConstantStore):
-    """Has the sizes of constants, and one block that is never written: that takes no memory."""
-
-    def __init__(self, block: torch.Tensor) -> None:
-        super().__init__()
-        self._block = block
-
-    def add(self, data: Constant, type_: TensorType, desc: MemoryDesc, *, packed: bool, native: bool) -> int:
-        """Store nothing of a parameter."""
-        return self._append(self._block[: desc.nbytes])
-
-    def compute(self, node: Node, operands: Operands, threads: int, unread: Collection[int] = ()) -> list[torch.Tensor]:
-        """Compute nothing."""
-        return [self._block[: desc.nbytes] for desc in node.descs]
-
-    def keep(self, flat: torch.Tensor) -> int:
-        """Store flat bytes that others have, too."""
-        return self._append(flat)
+    return {name: partial(draft.pack, _StandIns(block)) for name, draft in drafts.items()}
 
 
 class _StandIns(ConstantStore):

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-from fmtprop.compiling import compilation, entrants, selection
+from fmtprop.compiling import entrants, selection
 from fmtprop.errors import DnnlError, PassError, PlanError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.passes.optimal import assign
+from fmtprop.runtime.build import Draft
 from fmtprop.runtime.executor import Executor
 from tests.compiling.other_plans import unlike_any_other
 from tests.passes.only_filtered import only_filtered
@@ -114,7 +115,7 @@ def test_a_plan_that_cannot_be_made_or_run(where: str, monkeypatch: pytest.Monke
     unlike_any_other(monkeypatch)
     if where == "made":
         usual = selection.with_dummy_weights
-        monkeypatch.setattr(selection, "with_dummy_weights", lambda g, t: {**usual(g, t), "optimal": fails})
+        monkeypatch.setattr(selection, "with_dummy_weights", lambda drafts: {**usual(drafts), "optimal": fails})
     else:
         usual, ran = Executor.profile, []
 
@@ -130,7 +131,7 @@ def test_a_plan_that_cannot_be_made_or_run(where: str, monkeypatch: pytest.Monke
 
 
 def test_a_plan_that_cannot_be_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual, made = compilation.build_plan, []
+    usual, made = Draft.pack, []
 
     def build(*args, **kwargs):
         made.append(args)
@@ -138,7 +139,7 @@ def test_a_plan_that_cannot_be_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
             raise PlanError("planted")
         return usual(*args, **kwargs)
 
-    monkeypatch.setattr(compilation, "build_plan", build)
+    monkeypatch.setattr(Draft, "pack", build)
     only_filtered(monkeypatch)
     net = right_with_one_warning(r"without what failed: optimal \(PlanError: planted\)", confirm=False)
     assert list(net.dropped) == ["optimal"]

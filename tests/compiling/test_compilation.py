@@ -21,6 +21,7 @@ from fmtprop.layout import DataType
 from fmtprop.passes.target import Setting
 from fmtprop.report import Report
 from fmtprop.report.text import certificate_text
+from fmtprop.runtime.build import Draft
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.tuning import costs, peaks
 from tests.compiling.other_plans import unlike_any_other
@@ -86,24 +87,24 @@ def test_primitives_are_checked_before_weights_are_packed_and_once_only(
 ) -> None:
     order: list[str] = []
 
-    def noted(name: str) -> None:
-        function = getattr(compilation, name)
+    def noted(owner: object, name: str) -> None:
+        function = getattr(owner, name)
 
         def note(*args, **kwargs):
             order.append(name)
             return function(*args, **kwargs)
 
-        monkeypatch.setattr(compilation, name, note)
+        monkeypatch.setattr(owner, name, note)
 
-    for name in ("without_weights", "check_steps", "build_plan"):
-        noted(name)
+    for owner, name in ((Draft, "__init__"), (compilation, "check_steps"), (Draft, "pack")):
+        noted(owner, name)
     x = torch.randn(1, 3, 20, 20)
     for _ in range(2):
         fp.compile(model, x, confirm=False)
-    assert order == ["without_weights", "check_steps", "build_plan", "build_plan"]
+    assert order == ["__init__", "check_steps", "pack", "__init__", "pack"]
     order.clear()
     fp.compile(model, x, confirm=False, verify="off")
-    assert order == ["build_plan"]
+    assert order == ["__init__", "pack"]
 
 
 @pytest.mark.usefixtures("usual_peaks")

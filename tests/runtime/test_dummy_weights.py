@@ -19,7 +19,9 @@ from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.target import Candidate, Request, Setting
 from fmtprop.passes.winograd import Winograd
 from fmtprop.runtime import Plan, build_plan
-from fmtprop.runtime.dummy_weights import runs_on_any_numbers, with_dummy_weights, without_weights
+from fmtprop.runtime.build import Draft
+from fmtprop.runtime.constants import ConstantStore
+from fmtprop.runtime.dummy_weights import runs_on_any_numbers, with_dummy_weights
 from fmtprop.runtime.executor import Executor
 from fmtprop.runtime.selfcheck import check_steps
 from fmtprop.store import Store
@@ -37,7 +39,8 @@ def formatted(module: nn.Module, x: torch.Tensor, policy: str = "propagate") -> 
 
 
 def dummies(graphs: list[Graph], target: OneDnnTarget) -> list[Plan]:
-    return [make() for make in with_dummy_weights(dict(enumerate(graphs)), target).values()]
+    drafts = {str(number): Draft(graph, target) for number, graph in enumerate(graphs)}
+    return [make() for make in with_dummy_weights(drafts).values()]
 
 
 def convolutions() -> nn.Module:
@@ -56,13 +59,13 @@ def test_a_rehearsal_does_the_steps_of_the_plan_on_other_numbers() -> None:
 
 def test_an_outline_tells_all_that_would_run_and_holds_no_weights() -> None:
     graph, target = formatted(convolutions(), X), OneDnnTarget()
-    real, unpacked = build_plan(graph, target), without_weights(graph, target)
+    draft = Draft(graph, target)
+    unpacked, (real, again) = draft.plan, [draft.pack(ConstantStore()) for _ in range(2)]
     assert [step.node for step in unpacked.steps] == [step.node for step in real.steps]
     assert [step.packing.keys() for step in unpacked.steps] == [step.packing.keys() for step in real.steps]
     assert unpacked.packed == real.packed
-    packed = {a.buffer for step in unpacked.steps for name, a in step.operands.items() if name in step.packing}
-    storages = [unpacked.constants[unpacked.buffers[b].index].untyped_storage() for b in packed]
-    assert len(packed) == 3 and len({storage.data_ptr() for storage in storages}) == 1
+    assert not unpacked.constants and not unpacked.constant_nbytes
+    assert all(map(torch.equal, real.constants, again.constants))
     assert not check_steps(unpacked.steps, Store(), unpacked.packed)
 
 
@@ -85,7 +88,8 @@ def test_nobody_makes_the_weights_of_a_rehearsal(policy: str) -> None:
     graph.constants = {
         name: Deferred(graph.node(name).results[0], data.stride(), refuse) for name, data in graph.constants.items()
     }
-    for plan in (*dummies([graph], OneDnnTarget()), without_weights(graph, OneDnnTarget())):
+    Draft(graph, OneDnnTarget())
+    for plan in dummies([graph], OneDnnTarget()):
         assert plan.constant_nbytes > 16 * 18 * 18 * 8 * 4
 
 
