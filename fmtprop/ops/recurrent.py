@@ -23,6 +23,7 @@ from fmtprop.ops.arguments import computable
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import primitive_of
 from fmtprop.ops.concat import Concat
+from fmtprop.ops.recurrent_cells import gru_cell, lstm_cell, rnn_cell
 from fmtprop.ops.view_attrs import expanded, permuted, reshaped, windowed
 
 if TYPE_CHECKING:
@@ -327,7 +328,8 @@ def _declared(kind: Kind, torch_calls: Mapping[str, Importer]) -> OpDef:
 
 VANILLA_RNN = _declared(
     _RNN,
-    {f"aten.rnn_{activation}.input": _Import(_RNN, activation) for activation in _VANILLA},
+    {f"aten.rnn_{activation}.input": _Import(_RNN, activation) for activation in _VANILLA}
+    | {f"aten.rnn_{activation}_cell.default": rnn_cell(activation) for activation in _VANILLA},
 )
-LSTM = _declared(_LSTM, {"aten.lstm.input": _Import(_LSTM)})
-LBR_GRU = _declared(_GRU, {"aten.gru.input": _Import(_GRU)})
+LSTM = _declared(_LSTM, {"aten.lstm.input": _Import(_LSTM), "aten.lstm_cell.default": lstm_cell})
+LBR_GRU = _declared(_GRU, {"aten.gru.input": _Import(_GRU), "aten.gru_cell.default": gru_cell})
