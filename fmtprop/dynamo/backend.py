@@ -150,7 +150,7 @@ def regions_by(
         return step
 
     functionalised = training_backend(
-        make_step, compile_inference, options.memory, compare=compare, required=False, writes=True
+        make_step, compile_inference, options, compare=compare, required=False, writes=True
     )
 
     def compile_captured(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

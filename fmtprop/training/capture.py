@@ -21,7 +21,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
+from fmtprop.compiling.options import Options
 from fmtprop.compiling.turns import Compare
+from fmtprop.training.attention import attention_in_parts
 from fmtprop.training.effects import join_checks, without_tokens
 from fmtprop.training.embedding_bag import whole_embedding_bag
 from fmtprop.training.hooks import watch_hooks
@@ -45,7 +47,7 @@ _PARTITIONS: Mapping[str, Callable[..., tuple[fx.GraphModule, fx.GraphModule]]] 
 def training_backend(
     make_step: Callable[[fx.GraphModule, fx.GraphModule, int], Step],
     inference: Compiler,
-    memory: str,
+    options: Options,
     *,
     compare: Compare | None = None,
     required: bool = True,
@@ -59,8 +61,8 @@ def training_backend(
         Makes a step from a forward program, a backward program, and the number of the forward's own results.
     inference : callable
         Compiles a functional graph that needs no gradients.
-    memory : {"save", "recompute"}
-        Whether the backward half recomputes cheap results instead of reading saved ones.
+    options : Options
+        Of the plans: their precision, and whether the backward half recomputes cheap results (``memory``).
     compare : callable, optional
         Compares a step's plan with PyTorch's own step; see :class:`fmtprop.training.rival.Rival`.
     required : bool
@@ -68,7 +70,7 @@ def training_backend(
     writes : bool
         Whether functional graphs for `inference` write changed inputs themselves, by ``copy_`` at their end.
     """
-    parted = _PARTITIONS[memory]
+    parted = _PARTITIONS[options.memory]
 
     def compile_captured(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         watch_hooks()
@@ -104,7 +106,7 @@ def training_backend(
             keep_inference_input_mutations=writes and not torch.is_grad_enabled(),
         )
         captured = as_captured(module)
-        _keep_whole(module)
+        _replace_calls(module, options.dtype)
         with _step_by_step(module), _resamplings_whole():
             run = traced(module, example_inputs)
         if not made or (required and compare is None):
@@ -122,10 +124,14 @@ _WHOLE = {
 }
 
 
-def _keep_whole(module: fx.GraphModule) -> None:
-    """Replace calls of a captured graph that PyTorch would trace step by step."""
+def _replace_calls(module: fx.GraphModule, dtype: str) -> None:
+    """Replace calls of a captured graph that PyTorch would trace step by step, and short attention in bf16 by parts."""
+    made: dict[str, Callable[..., Any]] = {
+        **_WHOLE,
+        "scaled_dot_product_attention": partial(attention_in_parts, lowered=dtype == "bf16"),
+    }
     for node in module.graph.nodes:
-        make = _WHOLE.get(getattr(node.target, "__name__", ""))
+        make = made.get(getattr(node.target, "__name__", ""))
         if node.op == "call_function" and make is not None and not node.meta.get("is_whole"):
             node.target = make(node.target)
             node.meta["is_whole"] = True

@@ -107,7 +107,7 @@ class TrainingModule(nn.Module):
             self.evaluations.append(made := Evaluation(program, options, plan))
             return made if views is None else WithViews(made, views)
 
-        self.__dict__["_backend"] = training_backend(make_step, make_evaluation, options.memory, compare=compare)
+        self.__dict__["_backend"] = training_backend(make_step, make_evaluation, options, compare=compare)
         self._capture(whole=True)
         if example_inputs is not None:
             self._prepare(example_inputs)

@@ -1,0 +1,67 @@
+"""Short attention of captured graphs as two products and a softmax: in bf16, each of the parts has a fast gradient.
+
+PyTorch's own gradient recomputes the weights of all keys, and takes longer in bf16 than in f32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmtprop import dnnl
+
+__all__ = ["attention_in_parts"]
+
+
+def attention_in_parts(function: Callable[..., Tensor], lowered: bool) -> Callable[..., Tensor]:
+    """Return PyTorch's function in parts, where these are products in bf16 and their gradients are needed.
+
+    Parameters
+    ----------
+    function : callable
+        PyTorch's function.
+    lowered : bool
+        Whether the plan computes products of f32 in bf16.
+    """
+
+    def call(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Tensor:  # fmt: skip
+        given = query, key, value
+        is_plain = attn_mask is None and dropout_p == 0 and not is_causal
+        if not is_plain or not _is_narrow(given, lowered) or not _is_short(given) or not _has_gradients(given):
+            return function(*given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        # scaled queries: a factor of the weights would be a step of its own in the backward pass
+        scaled = query * (query.shape[-1] ** -0.5 if scale is None else scale)
+        return (scaled @ key.transpose(-2, -1)).softmax(-1) @ value
+
+    call.__name__ = call.__qualname__ = function.__name__
+    return call
+
+
+def _is_narrow(given: tuple[Tensor, ...], lowered: bool) -> bool:
+    """Return whether the products are in bf16: under autocast, by the plan's precision, or by their operands."""
+    if not dnnl.supports("bf16"):
+        return False
+    if torch.is_autocast_enabled("cpu"):
+        return torch.get_autocast_dtype("cpu") is torch.bfloat16
+    return all(one.dtype is torch.bfloat16 or (lowered and one.dtype is torch.float32) for one in given)
+
+
+def _is_short(given: tuple[Tensor, ...]) -> bool:
+    """Return whether each query and key has its own head, and their weights are no more numbers than they and dst."""
+    sizes: list[Any] = [size for one in given for size in one.shape]
+    if any(one.ndim != 4 for one in given) or not all(isinstance(size, int) for size in sizes):
+        return False
+    query, key, value = (tuple(one.shape) for one in given)
+    fits = query[:2] == key[:2] == value[:2] and query[3] == key[3] and key[2] == value[2]
+    rows, columns = query[2], key[2]
+    return fits and 0 < rows * columns <= (rows + columns) * (query[3] + value[3])
+
+
+def _has_gradients(given: tuple[Tensor, ...]) -> bool:
+    return torch.is_grad_enabled() and any(one.requires_grad for one in given)
