@@ -63,6 +63,8 @@ def _cut_types(node: Node, axis: int, read: Sequence[str]) -> dict[str, TensorTy
     types = {name: TensorType(desc.dims, desc.dtype) for name, desc in descs.items()}
     if not read or node.results[0].ndim <= axis:
         return None
+    ndim = max(types[name].ndim for name in read)
+    read = [name for name in read if types[name].ndim == ndim]  # axis 0 of a batch normalization's vectors is channels
     size = max(types[name].dims[axis] if types[name].ndim > axis else 0 for name in read)
     if size < 2 * (_LEAST_ELEMENTS + _PERIOD_ELEMENTS):
         return None

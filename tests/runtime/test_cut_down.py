@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 from torch import nn
@@ -93,6 +95,14 @@ def test_rows_of_a_linear_layer_are_cut_and_sizes_with_the_same_rest_are_checked
 def test_what_sees_all_rows_stays_as_it_is(monkeypatch) -> None:
     net = compiled(nn.AvgPool2d((256, 64)), torch.randn(1, 16, 256, 64), monkeypatch, verify="off", policy="plain")
     assert [cut_down(step.node, OneDnnTarget()) for step in net.plan.steps] == [None]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_vectors_of_channels_are_not_cut_like_images(monkeypatch, caplog) -> None:
+    # PyTorch normalizes in f64, and would print a traceback for vectors of another size
+    monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "handlers", [caplog.handler])
+    compiled(nn.BatchNorm2d(64).double(), torch.randn(1, 64, 16, 16).double(), monkeypatch)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 @pytest.mark.usefixtures("own_cache")
