@@ -191,6 +191,10 @@ class ModelCosts:
             if self._lanes > _AVX2_LANES and candidate.impl.endswith(":avx2"):
                 reached *= _AVX2_LANES / self._lanes
             products = _products(linear, src, weights, out)
+            if linear.transposed and candidate.impl.removeprefix(AS_GRADIENT).startswith("brg"):
+                # to 1, 3, 8 or 16 channels, all take as long with vectors of 16
+                lanes = _AVX2_LANES if candidate.impl.endswith(":avx2") else self._lanes
+                products *= -(-out.dims[1] // lanes) * lanes / out.dims[1]
             if candidate.impl.startswith(f"{AS_GRADIENT}jit"):  # it computes whole blocks of weights
                 reached *= _GRADIENT_SHARE * prod(weights.dims) / prod(weights.padded_dims)
             arithmetic = products / (peak * reached)
