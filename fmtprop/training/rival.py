@@ -16,6 +16,7 @@ from fmtprop import dnnl
 from fmtprop.compiling.options import OPTIMAL, Options
 from fmtprop.compiling.turns import Compare, compare
 from fmtprop.errors import FmtpropError, PlanError
+from fmtprop.system.collector import collect_young
 from fmtprop.system.locks import ProcessLock
 from fmtprop.targets.memory import check_fits
 from fmtprop.training.hooks import no_hooks_for_saved_tensors
@@ -91,6 +92,7 @@ class Rival:
             except Exception as error:  # the call itself raises it again, where the caller expects it
                 _LOG.info("a training step is not compared with PyTorch: %s", error)
                 return self._run
+        collect_young()  # cycles of capture and trial, which may hold memory of the plan's
         if not faster:
             step.leave(f"PyTorch is as fast: {seconds[1] * 1e6:.0f} us, the plan {seconds[0] * 1e6:.0f} us")
         dnnl.trim_heap()  # PyTorch's saved tensors and gradients

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from importlib import import_module
 
 import pytest
@@ -151,6 +153,26 @@ def test_a_side_that_fails_keeps_the_plan(decided, monkeypatch):
     module, x = network(), torch.randn(4, 3, 8, 8)
     net = fp.compile(module, x, training=True)
     assert net.nets and not net.steps[0].reason
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_memory_that_a_cycle_of_the_trial_holds_is_released(monkeypatch, ours):
+    held = []
+
+    def compare(plan, pytorch):
+        plan()
+        ring = [torch.empty(1)]
+        ring.append(ring)
+        held.append(weakref.ref(ring[0]))
+        return ours, (1.0, 2.0)
+
+    monkeypatch.setattr(rival, "compare", compare)
+    gc.disable()
+    try:
+        fp.compile(network(), torch.randn(4, 3, 8, 8), training=True)
+        assert held[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_without_room_for_both_the_plan_is_kept(decided, monkeypatch):
