@@ -1,4 +1,4 @@
-"""Kernels of embeddings: rows of a table by their indices, of which each must exist.
+"""Kernels of embeddings and of indexing: rows of a table by their indices, of which each must exist.
 
 A call checks all indices first, so that nothing is read outside the table; then threads share the rows.
 """
@@ -22,7 +22,7 @@ class GatherArguments(Arguments):
 
     _fields_ = (
         *((name, c_void_p) for name in ("src_0", "src_1", "dst")),
-        *((name, c_uint64) for name in ("count", "limit", "row", "pitch")),
+        *((name, c_uint64) for name in ("count", "limit", "below", "reach", "row", "pitch")),
     )
 
 
@@ -38,6 +38,8 @@ class GatherKernel(StandaloneKernel):
         Bytes of a row, and from row to row of the table.
     index_nbytes : int
         Bytes of an index, 4 or 8.
+    from_end : bool
+        Whether a negative index counts from the end of the table; otherwise there is none.
     """
 
     stem = "gather"
@@ -49,6 +51,7 @@ class GatherKernel(StandaloneKernel):
     row_nbytes: int
     pitch_nbytes: int
     index_nbytes: int
+    from_end: bool = False
 
     @property
     def is_offered(self) -> bool:
@@ -61,7 +64,9 @@ class GatherKernel(StandaloneKernel):
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
-        arguments = GatherArguments(count=self.count, limit=self.limit, row=self.row_nbytes, pitch=self.pitch_nbytes)
+        below = self.limit if self.from_end else 0
+        sizes = {"count": self.count, "limit": self.limit, "below": below, "reach": self.limit + below}
+        arguments = GatherArguments(**sizes, row=self.row_nbytes, pitch=self.pitch_nbytes)
         check = (_check(self.index_nbytes), c_void_p(addressof(arguments)), None, None, None)
         threads = threads_for(self.count * self.row_nbytes, threads)
         return StandaloneWork(self.kernel, arguments, threads, check=check)

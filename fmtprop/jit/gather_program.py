@@ -34,6 +34,11 @@ def gather(isa: Isa, index_nbytes: int) -> bytes:
     p.point(_DST, "dst", _ITEM, "row")
     with p.until(_ITEM, _END):
         _load_index(p, _SRC, index_nbytes)
+        # a negative index counts from the end
+        p.emit("MOV_R64_RM64", _NBYTES, _SRC)
+        p.immediate("SAR_RM64_IMM8", _NBYTES, 63)
+        p.emit("AND_R64_RM64", _NBYTES, p.argument("limit"))
+        p.add(_SRC, _NBYTES)
         p.emit("IMUL_R64_RM64", _SRC, p.argument("pitch"))
         p.add(_SRC, p.argument("src_0"))
         p.move(_NBYTES, p.argument("row"))
@@ -60,7 +65,8 @@ def check(index_nbytes: int) -> bytes:
     a.emit("XOR_R32_RM32", Register.EAX, Register.EAX)
     a.label("next")
     _load_index(a, Register.RDX, index_nbytes)
-    a.emit("CMP_R64_RM64", Register.RDX, argument("limit"))  # without sign: a negative index is a large one
+    a.emit("ADD_R64_RM64", Register.RDX, argument("below"))
+    a.emit("CMP_R64_RM64", Register.RDX, argument("reach"))  # without sign: a negative number is a large one
     a.branch("JAE_REL32_64", "outside")
     a.immediate("ADD_RM64_IMM32", _PLACE, index_nbytes)
     a.emit("DEC_RM64", _NBYTES)

@@ -29,7 +29,7 @@ from fmtprop.ops.attention import Attention
 from fmtprop.ops.batch_norm_training import BatchStatistics
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import FEW_SUMMANDS, check_summands
-from fmtprop.ops.host_call import HostCall
+from fmtprop.ops.host_call import HostCall, arguments_of
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.normalization import GroupNorm
@@ -55,8 +55,8 @@ _SIDE_BY_SIDE = 32
 #: oneDNN's algorithm -> the kernel's
 _FOLDS = {"sum": "sum", "mean": "mean", "max": "max", "min": "min", "norm_lp_sum": "norm"}
 
-#: the call of PyTorch that copies rows of a table
-_EMBEDDING = "aten.embedding.default"
+#: calls of PyTorch that may copy rows of a table
+_EMBEDDING, _SELECT, _INDEX = "aten.embedding.default", "aten.index_select.default", "aten.index.Tensor"
 
 
 def kernel_candidates(node: Node, request: Request) -> Iterator[Candidate]:
@@ -80,8 +80,8 @@ def kernel_candidates(node: Node, request: Request) -> Iterator[Candidate]:
         yield from _rms_normalization(node.attrs, request)
     if isinstance(node.attrs, RotaryEmbedding):
         yield from _rotary_embedding(node.attrs, request)
-    if isinstance(node.attrs, HostCall) and node.attrs.target == _EMBEDDING:
-        yield from _embedding(request)
+    if isinstance(node.attrs, HostCall) and _copies_rows(node.attrs):
+        yield from _rows(node.attrs, request)
     if isinstance(node.attrs, BatchStatistics):
         yield from _batch_normalization(node.attrs, request)
     if len({desc.dtype for desc in request.values()}) != 1:
@@ -187,19 +187,35 @@ def _rms_normalization(attrs: RmsNorm, request: Request) -> Iterator[Candidate]:
         yield _candidate(kernel, {"src": given["src"], **vectors}, given["dst"])
 
 
-def _embedding(request: Request) -> Iterator[Candidate]:
+def _copies_rows(attrs: HostCall) -> bool:
+    """Return whether a call copies what its first operand has at each index, along the first axis."""
+    if attrs.target not in (_EMBEDDING, _SELECT, _INDEX):
+        return False
+    given = arguments_of(attrs)
+    if attrs.target == _SELECT:
+        return bool(given["dim"] == 0) and given["self"] != given["index"]
+    if attrs.target == _INDEX:
+        first, *others = given["indices"]
+        return first is not None and first != given["self"] and others == [None] * len(others)
+    return True
+
+
+def _rows(attrs: HostCall, request: Request) -> Iterator[Candidate]:
     """Yield the kernel where each row of the table lies side by side; indices and result are row-major."""
     formats = {name: plain(desc) if desc.kind == "any" else desc for name, desc in request.items()}
     table, indices, dst = (formats[name] for name in ("src_0", "src_1", "dst"))
-    if not _is_in_rows(table) or table.strides[-1] != 1 or indices.dtype not in (DataType.S32, DataType.S64):
+    if not _is_in_rows(table) or indices.dtype not in (DataType.S32, DataType.S64):
+        return
+    if table.strides[1:] != plain(table).strides[1:] or not table.ndim:
         return
     if indices.at_start() != plain(indices) or dst.at_start() != plain(dst):
         return
     nbytes = table.dtype.nbytes
     kernel = offered(
         GatherKernel(
-            *(prod(indices.dims), table.dims[0], table.dims[1] * nbytes, table.strides[0] * nbytes),
+            *(prod(indices.dims), table.dims[0], prod(table.dims[1:]) * nbytes, table.strides[0] * nbytes),
             index_nbytes=indices.dtype.nbytes,
+            from_end=attrs.target == _INDEX,
         )
     )
     if kernel is not None:

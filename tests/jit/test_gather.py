@@ -8,10 +8,10 @@ import torch
 from fmtprop.jit import GatherKernel, offered
 
 
-def work_of(table, indices, dst, threads=2):
+def work_of(table, indices, dst, threads=2, from_end=False):
     item = table.element_size()
     sizes = (indices.numel(), table.shape[0], table.shape[1] * item, table.stride(0) * item, indices.element_size())
-    work = offered(GatherKernel(*sizes)).work(threads)
+    work = offered(GatherKernel(*sizes, from_end)).work(threads)
     for name, tensor in {"src_0": table, "src_1": indices, "dst": dst}.items():
         work.point[name](tensor.data_ptr())
     return work
@@ -36,6 +36,16 @@ def test_rows_of_any_type_and_width(dtype, index, width):
     dst = torch.full((6, width), 5, dtype=dtype)
     assert statuses(work_of(table, indices, dst)) == [0, 0]
     assert torch.equal(dst[:5], table[indices.long()]) and (dst[5] == 5).all()
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_an_index_from_the_end(index):
+    table, indices, dst = torch.randn(50, 3), torch.tensor([-1, 0, -50, 49, -7], dtype=index), torch.empty(5, 3)
+    assert statuses(work_of(table, indices, dst, from_end=True)) == [0, 0]
+    assert torch.equal(dst, table[indices.long()])
+    for outside in (50, -51, 2**31 - 1, -(2**31)):
+        indices[3] = outside
+        assert statuses(work_of(table, indices, dst.fill_(5.0), from_end=True)) == [1] and (dst == 5).all()
 
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])

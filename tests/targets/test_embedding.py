@@ -65,3 +65,33 @@ def test_an_index_that_does_not_exist_is_named(outside):
             net(wrong, places)
         assert isinstance(caught.value, IndexError)
         torch.testing.assert_close(net(tokens, places), module(tokens, places), rtol=1e-5, atol=1e-5)
+
+
+class Edges(nn.Module):
+    """Numbers of the nodes at both ends of edges, as graph layers read them."""
+
+    def forward(self, nodes, edges):
+        return nodes[edges[0]] - nodes[edges[1]], nodes.index_select(0, edges[0])
+
+
+@pytest.mark.parametrize("dims", [(40,), (40, 3), (40, 2, 5)])
+def test_rows_by_indexing_are_copied_by_the_kernel(dims):
+    nodes, edges = torch.randn(dims), torch.randint(0, 40, (2, 30))
+    net = fmtprop.compile(Edges(), (nodes, edges), tune="model", confirm=False)
+    ways = [step.node.choice.impl.partition(":")[0] for step in net.plan.steps if step.node.op == "aten"]
+    assert ways == ["gather"] * 3
+    edges[1] -= 40  # from the end
+    for got, wanted in zip(net(nodes, edges), Edges()(nodes, edges), strict=True):
+        torch.testing.assert_close(got, wanted)
+    for outside in (40, -41):
+        edges[1, 3] = outside
+        with pytest.raises(IndexError, match="must exist along its axis"):
+            net(nodes, edges)
+
+
+def test_a_negative_index_of_a_selection_does_not_exist():
+    nodes, edges = torch.randn(40, 3), torch.randint(0, 40, (2, 30))
+    net = fmtprop.compile(Edges(), (nodes, edges), tune="model", confirm=False)
+    edges[0, 2] = -1
+    with pytest.raises(IndexError, match="must exist along its axis"):
+        net(nodes, edges)
