@@ -80,6 +80,9 @@ class TrainingModule(nn.Module):
         An option has no meaning here, or no target can run an op.
     """
 
+    steps: list[Step]
+    evaluations: list[Evaluation]
+
     def __init__(
         self,
         module: nn.Module,
@@ -94,9 +97,7 @@ class TrainingModule(nn.Module):
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[name] = module.__dict__[name]
         self.__dict__["_original"] = module
-        self.__dict__["training"] = module.training
-        self.steps: list[Step] = []
-        self.evaluations: list[Evaluation] = []
+        self.__dict__.update(steps=[], evaluations=[])
 
         def make_step(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> Step:
             self.steps.append(Step(forward, backward, outputs, options, plan))
@@ -156,8 +157,9 @@ class TrainingModule(nn.Module):
             return self._compiled(*args, **kwargs)
         except torch._dynamo.exc.FailOnRecompileLimitHit as error:
             raise InputError(
-                f"{type(self._original).__name__} has {_MOST_PLANS} plans: each shape of its inputs, each mode and "
-                "each choice of frozen parameters needs one. Pad the inputs to a few sizes"
+                f"{type(self._original).__name__} has {_MOST_PLANS} plans: each shape of its inputs, each mode, each "
+                "choice of frozen parameters and each Python number that it reads needs one. Pad the inputs to a few "
+                "sizes; give numbers that change as tensors"
             ) from error
         finally:
             config.allow_rnn, config.recompile_limit, config.fail_on_recompile_limit_hit = before
@@ -170,7 +172,6 @@ class TrainingModule(nn.Module):
     def train(self, mode: bool = True) -> TrainingModule:
         """Set the mode of this module and of the original."""
         self._original.train(mode)
-        self.training = mode
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -181,9 +182,36 @@ class TrainingModule(nn.Module):
         """Load the original's state."""
         return self._original.load_state_dict(*args, **kwargs)
 
+    @property
+    def training(self) -> bool:  # type: ignore[override]
+        """The original's mode."""
+        return self._original.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "_original" in self.__dict__:  # nn.Module sets a mode before there is one
+            self._original.training = mode
+
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the original that this module lacks."""
         return getattr(self.__dict__["_original"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the original, which its forward pass reads, if this module lacks it."""
+        if self._has(name):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._original, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Delete an attribute of the original, if this module lacks it."""
+        if self._has(name):
+            super().__delattr__(name)
+        else:
+            delattr(self._original, name)
+
+    def _has(self, name: str) -> bool:
+        return name in self.__dict__ or hasattr(type(self), name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainingModule:
         """Return a copy of the original for training, with plans of its own, which its calls make."""

@@ -490,6 +490,29 @@ def test_a_copy_has_its_own_parameters_and_plans():
     torch.testing.assert_close(ours(x), theirs(x))
 
 
+class Scaled(nn.Linear):
+    """A linear layer with a factor that is no parameter."""
+
+    factor = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.factor * (2 if self.training else 1)
+
+
+def test_attributes_are_set_on_the_original():
+    x = torch.randn(2, 4)
+    ours, module = compiled(Scaled(4, 3), x)
+    for one in (ours, module):
+        one.factor = 3.0
+        one.bias = None
+        one.training = False
+    torch.testing.assert_close(ours(x), module(x))
+    del ours.factor
+    assert ours.factor == 1.0
+    ours._original.train()
+    assert ours.training
+
+
 def test_more_shapes_than_pytorch_allows(monkeypatch):
     ours, theirs = compiled(nn.Linear(4, 3), torch.randn(2, 4), verify="off")
     for rows in range(3, 11):
