@@ -54,8 +54,8 @@ class TrainingModule(nn.Module):
     module : torch.nn.Module
         The original.
     example_inputs : torch.Tensor or tuple, optional
-        Arguments of one call, which shows errors early; buffers and torch's generator are restored afterwards. Without
-        them, errors and plans come with the first call.
+        Arguments of one call, which shows errors early; tensors, numbers and torch's generator are restored
+        afterwards. Without them, errors and plans come with the first call.
     options : Options
         Options of the compilation.
     plan : callable
@@ -303,18 +303,28 @@ def _is_wrapper(module: nn.Module) -> bool:
 
 @contextmanager
 def _as_it_was(module: nn.Module) -> Any:
-    """Restore the state that a call may change: buffers, parameters (averages of others), and torch's generator."""
+    """Restore what a call may change: buffers, parameters (averages of others), numbers, and torch's generator."""
     state = (*module.buffers(), *module.parameters())
     kept = [(tensor, tensor._version, tensor.detach().clone()) for tensor in state]
+    # a flag says that parameters were set by the first numbers, for instance; lazy modules get their sizes for good
+    parts = [part for part in module.modules() if not isinstance(part, nn.modules.lazy.LazyModuleMixin)]
+    plain = [(part.__dict__, _plain(part.__dict__)) for part in parts]
     with torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
+            for attributes, values in plain:
+                attributes.update(values)
             with torch.no_grad():
                 for tensor, version, before in kept:
                     # batch normalization changes its averages without a new version
                     if tensor._version != version or not (tensor.is_meta or torch.equal(tensor, before)):
                         tensor.copy_(before)
+
+
+def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes that are numbers, texts or None."""
+    return {name: value for name, value in attributes.items() if isinstance(value, int | float | str | None)}
 
 
 def _first_lines(error: Exception) -> str:

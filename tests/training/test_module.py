@@ -513,6 +513,30 @@ def test_attributes_are_set_on_the_original():
     assert ours.training
 
 
+class Centred(nn.Linear):
+    """A linear layer of which the first call chooses the bias."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.is_centred, self.calls = False, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if not self.is_centred:
+            self.bias.data.copy_(-nn.functional.linear(x, self.weight).mean(0).detach())
+            self.is_centred = True
+        return super().forward(x)
+
+
+def test_numbers_of_the_module_are_restored_after_the_example():
+    ours, theirs = compiled(Centred(), torch.randn(5, 4))
+    assert (ours.calls, ours.is_centred) == (0, False)
+    for _ in range(2):
+        assert_same_step(ours, theirs, torch.randn(5, 4))
+    torch.testing.assert_close(ours.bias, theirs.bias)
+    assert ours.calls == theirs.calls == 2
+
+
 def test_more_shapes_than_pytorch_allows(monkeypatch):
     ours, theirs = compiled(nn.Linear(4, 3), torch.randn(2, 4), verify="off")
     for rows in range(3, 11):
