@@ -183,9 +183,10 @@ class TrainingModule(nn.Module):
         return self._original.load_state_dict(*args, **kwargs)
 
     @property
-    def training(self) -> bool:  # type: ignore[override]
+    def training(self) -> bool:
         """The original's mode."""
-        return self._original.training
+        original: nn.Module = self._original
+        return original.training
 
     @training.setter
     def training(self, mode: bool) -> None:
@@ -264,6 +265,9 @@ def _check(module: Any, options: Options) -> None:
         raise ImportModelError(
             f"training=True takes the module inside of {type(module).__name__}: compile that, and wrap the result"
         )
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise ImportModelError(f"{name} has no size yet: call the module once before it is compiled")
     for name, parameter in module.named_parameters():
         if type(parameter) is not nn.Parameter and type(parameter.data) is not torch.Tensor:
             raise ImportModelError(
@@ -306,9 +310,8 @@ def _as_it_was(module: nn.Module) -> Any:
     """Restore what a call may change: buffers, parameters (averages of others), numbers, and torch's generator."""
     state = (*module.buffers(), *module.parameters())
     kept = [(tensor, tensor._version, tensor.detach().clone()) for tensor in state]
-    # a flag says that parameters were set by the first numbers, for instance; lazy modules get their sizes for good
-    parts = [part for part in module.modules() if not isinstance(part, nn.modules.lazy.LazyModuleMixin)]
-    plain = [(part.__dict__, _plain(part.__dict__)) for part in parts]
+    # a flag says that parameters were set by the first numbers, for instance
+    plain = [(part.__dict__, _plain(part.__dict__)) for part in module.modules()]
     with torch.random.fork_rng(devices=[]):
         try:
             yield

@@ -476,6 +476,8 @@ def test_what_cannot_be_compiled_is_said():
         pickle.dumps(ours)
     with pytest.raises(ImportModelError, match=r"module 0 \(BatchNorm1d\): momentum=None .* give it a momentum"):
         compiled(nn.Sequential(nn.BatchNorm1d(12, momentum=None)), torch.randn(6, 12))
+    with pytest.raises(ImportModelError, match=r"0\.weight has no size yet: call the module once before"):
+        fp.compile(nn.Sequential(nn.LazyLinear(5)), torch.randn(6, 12), **OPTIONS)
 
 
 def test_a_copy_has_its_own_parameters_and_plans():
