@@ -11,6 +11,7 @@ from fmtprop.errors import FmtpropError, PlanError
 from fmtprop.ir.node import Attrs, Node
 from fmtprop.ir.op import Category, Reference, opdef
 from fmtprop.ir.post_ops import named_operands
+from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.sum import Sum
 from fmtprop.targets.bound import REFUSED, as_planned, failed
@@ -81,8 +82,8 @@ def _operators(
     first = places[0]
     calls = [_operator(node.op, node.attrs, {n: t for n, t in tensors.items() if n not in node.tail}, places)]
     for post_op in node.post_ops:
-        if first is None or first.dtype is not torch.float32:
-            return []  # narrow types are rounded once, after the last post-op
+        if first is None or (first.dtype is not torch.float32 and post_op.attrs != Eltwise("relu")):
+            return []  # narrow types are rounded once, after the last post-op; a ReLU of rounded numbers is the same
         others = [tensors[name] for name in post_op.operands]
         if isinstance(post_op.attrs, Sum):
             calls.append(partial(torch.add, first, others[0], alpha=post_op.attrs.scales[0], out=first))

@@ -11,6 +11,7 @@ from fmtprop.errors import PlanError
 from fmtprop.ir.node import Choice, Node, PostOp
 from fmtprop.ir.op import OPSET, Category, Sample
 from fmtprop.ir.tensors import torch_dtype
+from fmtprop.ir.types import TensorType
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.sum import Sum
@@ -78,6 +79,19 @@ def test_post_ops_follow_in_place(op: str, sample: Sample) -> None:
         tensors |= {name: torch.rand(plain.results[0].dims) for name in ("post_op_0", "post_op_1")}
         (got,), (wanted, *_) = _run(node, tensors), call_reference(node, tensors)
         torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+def test_a_relu_of_narrow_numbers_needs_no_conversion() -> None:
+    types = {name: TensorType((8, 64), "bf16") for name in ("src_0", "src_1")}
+    relu = (PostOp("eltwise", Eltwise("relu")),)
+    node = Node("it", "binary", Binary("add"), (types["src_0"],), post_ops=relu)
+    torch.manual_seed(0)
+    tensors = {name: torch.randn(8, 64).bfloat16() for name in types}
+    tensors["src_0"][0, :3] = torch.tensor([float("nan"), float("-inf"), -1e-38])
+    with torch.profiler.profile() as profile:
+        (got,) = _run(node, tensors)
+    assert torch.equal(got.nan_to_num(9), call_reference(node, tensors)[0].nan_to_num(9))
+    assert not any(event.key == "aten::_to_copy" for event in profile.key_averages())
 
 
 @pytest.mark.parametrize("alg", ["relu", "tanh", "elu", "linear", "swish", "gelu_erf", "clip"])
