@@ -287,6 +287,13 @@ def test_it_is_chosen_for_those_that_cost_less(seconds, chosen):
         assert certificate.objective == pytest.approx(spent(formatted)), "what it says is what its nodes cost"
 
 
+def test_equal_convolutions_share_the_constants_that_depend_on_no_operand():
+    graph, by_table = three(), solver({})
+    formatted, _ = next(by_table.solutions(graph, expansions(graph, by_table)))
+    added = [node.name for node in formatted.nodes() if node.op == "constant" and node.name not in graph]
+    assert {name.partition(".")[0] for name in added} == {"first", "wider"}
+
+
 def test_a_trial_of_many_layers_is_made_anew_once_for_each_rewrite(monkeypatch):
     b = Builder()
     y = b.input(1, 16, 12, 12)

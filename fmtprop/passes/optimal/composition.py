@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
@@ -40,7 +41,7 @@ class Composition:
     result: Value
     growth: float = 1.0
 
-    @property
+    @cached_property
     def nodes(self) -> list[Node]:
         """The nodes in order, without those of operands."""
         given = {value.node for value in self.operands.values()}

@@ -68,6 +68,8 @@ class _Realisation(Assignment):
                 # for the solver, they are any hashable objects
                 if isinstance(value, Value) and isinstance(src, MemoryDesc) and isinstance(dst, MemoryDesc):
                     self.sources[value, dst] = src
+        #: composition -> its values that depend on no operand: all nodes that it replaces share them
+        self.fixed: dict[int, dict[Value, Value]] = {}
         #: value of the new graph -> value of the normal graph
         self.names: dict[Value, Value] = {}
 
@@ -92,10 +94,14 @@ class _Realisation(Assignment):
 
     def _compose(self, node: Node, inputs: Mapping[str, Value], composition: Composition) -> None:
         """Add the nodes that replace one node; the last has its name, the others names that begin with it."""
-        places = {composition.operands[name]: value for name, value in inputs.items()}
+        fixed = self.fixed.setdefault(id(composition), {})
+        places = {**fixed, **{composition.operands[name]: value for name, value in inputs.items()}}
         reason = f"part of {node.name}, {self.reasons[node.name]}"
         for part in composition.nodes:
-            operands = {name: places[value] for name, value in composition.graph.inputs(part.name).items()}
+            if Value(part.name) in fixed:
+                continue
+            read = composition.graph.inputs(part.name)
+            operands = {name: places[value] for name, value in read.items()}
             last = part.name == composition.result.node
             stem = f"{node.name}.{part.name.rpartition('.')[2]}"
             name = node.name if last else stem
@@ -103,7 +109,10 @@ class _Realisation(Assignment):
                 name = unused_name(stem, self.out, self.source)
             choice = replace(part.choice, reason=reason) if part.choice is not None else None
             values = self.out.add(part.with_(name=name, choice=choice, origin=node.origin), operands)
-            places.update({Value(part.name, index): value for index, value in enumerate(values)})
+            made = {Value(part.name, index): value for index, value in enumerate(values)}
+            places.update(made)
+            if fixed.keys() >= set(read.values()):
+                fixed.update(made)
             if part.op == "constant":
                 self.out.constants[name] = composition.graph.constants[part.name]
         value = Value(node.name)
