@@ -32,6 +32,11 @@ def _tokens(batch: int = 1, length: int = 128) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.randint(1, 1000, (batch, length))}
 
 
+def _few_tokens() -> torch.Tensor:
+    """Return tokens, none of which stands for a part of an image."""
+    return torch.randint(1, 999, (1, 79))
+
+
 def _masked(batch: int = 2, length: int = 128) -> dict[str, torch.Tensor]:
     mask = torch.ones(batch, length, dtype=torch.long)
     mask[-1, length // 2 :] = 0
@@ -329,6 +334,12 @@ TRANSFORMERS: Mapping[str, tuple[str, str, Mapping[str, Any], Callable[[], dict[
          "window_block_indices": [0, 2]}, _image),
     "clip_vision": ("CLIPVisionModel", "CLIPVisionConfig", _VISION, _image),
     "clip_text": ("CLIPTextModel", "CLIPTextConfig", {**_TEXT, "eos_token_id": 2}, partial(_tokens, 1, 64)),
+    "llava": (
+        "LlavaForConditionalGeneration", "LlavaConfig",
+        {"vision_config": {"model_type": "clip_vision_model", **_SMALL, "image_size": 112, "patch_size": 16},
+         "text_config": {"model_type": "llama", **_GROUPED}, "image_token_index": 999},
+        lambda: {**_image(112, 112), "input_ids": torch.cat([torch.full((1, 49), 999), _few_tokens()], 1)},
+    ),
     "siglip_vision": ("SiglipVisionModel", "SiglipVisionConfig", _VISION, _image),
     "swin2sr": (
         "Swin2SRForImageSuperResolution", "Swin2SRConfig",

@@ -88,6 +88,7 @@ def test_what_pytorch_itself_rounds_away_is_listed():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*run-time check.*:UserWarning")
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_each_architecture_is_right_by_both_doors(name):
     pytest.importorskip("transformers")
