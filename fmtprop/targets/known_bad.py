@@ -7,7 +7,7 @@ Each rule is declared with the versions and the defect. A combination that fails
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
@@ -201,6 +201,32 @@ def _slopes_of_padded_elements(node: Node, formats: Request, impl: str) -> bool:
     if formats["weights"].dims != src.dims or src.padded_dims == src.dims:
         return False
     return math.prod(src.padded_dims) % _LONGEST_VECTOR != 0
+
+
+def _is_a_matrix(desc: MemoryDesc, rows: Container[int]) -> bool:
+    """Tell whether these axes lie around all others, or inside all others of a desc without blocks."""
+    if any(block.axis in rows for block in desc.inner_blocks):
+        return False
+    long = [axis for axis, size in enumerate(desc.dims) if size > 1]
+    ours = [desc.strides[axis] for axis in long if axis in rows]
+    others = [desc.strides[axis] for axis in long if axis not in rows]
+    if not ours or not others or min(ours) > max(others):
+        return True
+    return not desc.inner_blocks and max(ours) < min(others)
+
+
+# src and weights in the same blocks of the batch pass oneDNN's comparison of formats; 3.6.2 has it, too
+@_defect((3, 0), _NOT_YET, "inner product by gemm takes any two formats of the same order for matrices")
+def _inner_product_of_no_matrices(node: Node, formats: Request, impl: str) -> bool:
+    if "gemm" not in impl.split(":") or "inner_product" not in (node.op, impl.split(":")[0]):
+        return False
+    for name, desc in formats.items():
+        last = desc.ndim - 1
+        rows = (range(last), (last,)) if node.op == "matmul" else ((0,), (0,))
+        of_operand = dict(zip(("src", "weights"), rows, strict=True)).get(name.removeprefix("diff_"))
+        if of_operand is not None and desc.kind == "blocked" and not _is_a_matrix(desc, of_operand):
+            return True
+    return False
 
 
 # seen in 3.2.0

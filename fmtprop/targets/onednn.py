@@ -206,15 +206,15 @@ class OneDnnTarget(Provider):
             if desc.kind == "blocked" and formats.get(name) == desc.at_start():
                 formats[name] = desc
         tail |= slopes
-        if known_bad(dnnl.lib().version, node, {**request, **tail, **formats}, pd.impl) is not None:
+        # a gradient is of the same kind as its op, and oneDNN has one kind for all recurrent layers
+        impl = pd.impl if node.op.startswith(pd.kind) or pd.kind == "rnn" else f"{pd.kind}:{pd.impl}"
+        if known_bad(dnnl.lib().version, node, {**request, **tail, **formats}, impl) is not None:
             return None
         if node.residual is not None:
             tail[node.residual] = formats["dst"]
         names = result_names(node)
         operands = {name: tail.get(name) or formats[name] for name in request if name not in names}
         results = tuple(formats[name] for name in names if name in request)
-        # a gradient is of the same kind as its op, and oneDNN has one kind for all recurrent layers
-        impl = pd.impl if node.op.startswith(pd.kind) or pd.kind == "rnn" else f"{pd.kind}:{pd.impl}"
         if self._is_rejected(node, impl, operands, results):
             return None
         identity = (impl, tuple(operands), tuple(operands.values()), results)

@@ -18,6 +18,8 @@ from fmtprop.ops.binary import Binary
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.inner_product import InnerProduct
+from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.normalization import BatchNorm
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.prelu import Prelu
@@ -323,6 +325,30 @@ def test_known_bad_normalization_of_a_part_of_a_block(padded, impl, bad):
     strides = (5600, 5600, 400, 16)
     src = MemoryDesc((4, 4, 14, 25), "f32", strides=strides, inner_blocks=[(1, 16)], padded_dims=(4, padded, 14, 25))
     assert (known_bad((3, 2, 0), node, {"src": src, "dst": src}, impl) is not None) is bad
+
+
+@pytest.mark.parametrize(
+    ("op", "src", "weights", "impl", "bad"),
+    [
+        ("matmul", "aBc8b", "Ba8b", "inner_product:x64:gemm:jit", True),
+        ("matmul", "aBc8b", "Ba8b", "gemm:jit", False),
+        ("matmul", "aBc8b", "Ba8b", "inner_product:brgemm:avx2", False),
+        ("matmul", "abc", "ab", "inner_product:x64:gemm:jit", False),
+        ("matmul", "abC8c", "Ab8a", "inner_product:x64:gemm:jit", True),
+        ("inner_product", "acb", "acb", "x64:gemm:jit", False),
+        ("inner_product", "aBc8b", "aBc8b", "x64:gemm:jit", False),
+        ("inner_product", "cba", "cba", "x64:gemm:jit", False),
+        ("inner_product", "bac", "bac", "x64:gemm:jit", True),
+        ("inner_product", "Abc8a", "Abc8a", "x64:gemm:jit", True),
+    ],
+)
+def test_known_bad_inner_product_of_no_matrices(op, src, weights, impl, bad):
+    is_matmul = op == "matmul"
+    dims = {"src": (2, 16, 24), "weights": (24, 8) if is_matmul else (8, 16, 24)}
+    types = {name: TensorType(size, "f32") for name, size in dims.items()}
+    node = node_of(op, MatMul() if is_matmul else InnerProduct(), types)
+    formats = {name: MemoryDesc(dims[name], "f32", tag=tag) for name, tag in (("src", src), ("weights", weights))}
+    assert (known_bad((3, 2, 0), node, formats, impl) is not None) is bad
 
 
 def test_a_strided_deconvolution_of_many_channels_is_right_at_once():
