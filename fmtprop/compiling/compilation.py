@@ -46,8 +46,8 @@ __all__ = ["Compilation"]
 #: how often a model is planned again after a failed check of its plan
 _ATTEMPTS = 5
 
-#: imported nodes for each distinct implementation, a guess until formats are chosen
-_NODES_OF_A_KIND = 30
+#: formatted nodes for each imported one, and for each distinct implementation: guesses until formats are chosen
+_FORMATTED_NODES, _NODES_OF_A_KIND = 2, 30
 
 #: a stage that ended -> the name of the next one, as users see it
 _NEXT = {
@@ -137,9 +137,8 @@ class Compilation:
         self._attempts = Attempts()
         limited = not options.tuning.is_patient and options.tune_budget is None
         self._budget = Budget(is_limited=limited)
-        self._budget.keep(
-            nodes=len(imported), kinds=len(imported) // _NODES_OF_A_KIND, weights_nbytes=weights_nbytes(imported)
-        )
+        nodes = _FORMATTED_NODES * len(imported)
+        self._budget.keep(nodes=nodes, kinds=nodes // _NODES_OF_A_KIND, weights_nbytes=weights_nbytes(imported))
         self.left_out: Mapping[str, str] = self._budget.left_out
         #: how often plans were made anew around primitives that give a wrong answer
         self._rerouted = 0

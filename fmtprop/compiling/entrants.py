@@ -54,7 +54,7 @@ _PRICED = (BEST, *(name for name, variant in _VARIANTS.items() if variant.is_pri
 OTHER_SHAPE = "as for another shape"
 
 #: least seconds for the solver
-_LEAST_SECONDS = 1.0
+_LEAST_SECONDS = 0.5
 
 #: the part of an entrant that can be dropped
 COMPOSED = "nodes run as several"
