@@ -327,8 +327,8 @@ def _places(call: Call) -> Value | None:
     """Emit the places of a maximum: for these alone, PyTorch takes up to 25 times as long along an axis of planes.
 
     On [1, 2, 64, 64], it takes 0.38 ms for argmax and 0.015 ms for both results of max; on [1, 21, 161, 193], 4.7 ms
-    and 1.3 ms; on rows 0.9 to 1.1 times max's time in f32, 2 to 4 times in bf16 (Zen 4, one thread). On rows of integers
-    it takes less than max. Both give the first of equal places, and NaN's.
+    and 1.3 ms; on rows 0.9 to 1.1 times max's time in f32, 2 to 4 times in bf16 (Zen 4, one thread). On integers
+    in rows it takes less than max. Both give the first of equal places, and NaN's.
     """
     if call["dim"] is None or not call.type(call["self"]).dtype.is_floating:
         return None
