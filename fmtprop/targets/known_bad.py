@@ -221,10 +221,11 @@ def _inner_product_of_no_matrices(node: Node, formats: Request, impl: str) -> bo
     if "gemm" not in impl.split(":") or "inner_product" not in (node.op, impl.split(":")[0]):
         return False
     for name, desc in formats.items():
-        last = desc.ndim - 1
-        rows = (range(last), (last,)) if node.op == "matmul" else ((0,), (0,))
-        of_operand = dict(zip(("src", "weights"), rows, strict=True)).get(name.removeprefix("diff_"))
-        if of_operand is not None and desc.kind == "blocked" and not _is_a_matrix(desc, of_operand):
+        operand, last = name.removeprefix("diff_"), desc.ndim - 1
+        if operand not in ("src", "weights") or desc.kind != "blocked":
+            continue
+        of_matmul = range(last) if operand == "src" else (last,)
+        if not _is_a_matrix(desc, of_matmul if node.op == "matmul" else (0,)):
             return True
     return False
 
