@@ -1,0 +1,43 @@
+"""Two calls in turns, on a clock that only they move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain, repeat
+
+import pytest
+
+from fmtprop.compiling import turns
+
+
+class Clock:
+    """Seconds, moved by calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(turns, "perf_counter", lambda: self.now)
+
+    def call(self, slow: Sequence[float], usual: float) -> Callable[[], None]:
+        """Return a call that takes seconds of a list, then the usual ones."""
+        seconds = chain(slow, repeat(usual))
+
+        def run() -> None:
+            self.now += next(seconds)
+
+        return run
+
+
+def test_close_calls_take_turns_until_slow_moments_are_over(monkeypatch):
+    clock = Clock(monkeypatch)
+    ours, theirs = clock.call([0.2, *[0.12] * 6], 0.1), clock.call([0.2], 0.11)
+    assert turns.compare(ours, theirs) == (True, pytest.approx((0.1, 0.11)))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "runs"), [((0.1, 0.3), 3), ((1e-4, 3e-4), 6), ((1e-4, 1.1e-4), 21), ((2.0, 2.2), 3)]
+)
+def test_runs_of_each_side(monkeypatch, seconds, runs):
+    clock, calls = Clock(monkeypatch), []
+    ours, theirs = (clock.call([], one) for one in seconds)
+    turns.compare(lambda: (calls.append(1), ours()), theirs)
+    assert len(calls) == runs
