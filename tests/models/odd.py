@@ -17,6 +17,7 @@ from fmtprop.compiling.race import Race
 from fmtprop.compiling.stages import normalise
 from fmtprop.ir import Graph
 from fmtprop.ir.node import Node
+from fmtprop.ir.ports import result_names
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes import slice_batch
 from fmtprop.passes.target import Candidate
@@ -97,7 +98,7 @@ def some_pins(graph: Graph, net: CompiledModel, seed: int) -> dict[str, MemoryDe
         if any(node.choice.operands[name].dims != normal.type_of(value).dims for name, value in inputs.items()):
             continue  # merged groups have other weights
         ports = {name: desc for name, desc in node.choice.operands.items() if name in inputs}
-        ports |= {"dst" if index == 0 else f"dst_{index}": desc for index, desc in enumerate(node.descs)}
+        ports |= dict(zip(result_names(node), node.descs, strict=True))
         found |= {f"{node.name}.{name}": desc for name, desc in ports.items() if desc.kind == "blocked"}
     rng = random.Random(seed)
     return {name: found[name] for name in rng.sample(sorted(found), min(len(found), rng.choice([1, 2, 4])))}
@@ -111,8 +112,7 @@ def lost_pins(net: CompiledModel, pins: Mapping[str, MemoryDesc]) -> list[str]:
         node = net.graph.node(node_name) if node_name in net.graph else None
         have = None
         if node is not None and node.choice is not None:
-            results = {"dst" if i == 0 else f"dst_{i}": d for i, d in enumerate(node.descs)}
-            have = {**node.choice.operands, **results}.get(port)
+            have = {**node.choice.operands, **dict(zip(result_names(node), node.descs, strict=True))}.get(port)
         if have != desc:
             lost.append(f"{name}: {have}, not {desc}")
     return lost
