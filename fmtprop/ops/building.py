@@ -36,6 +36,7 @@ def emit(
     *,
     name: str | None = None,
     origin: str = "",
+    before: str | None = None,
 ) -> Value:
     """Add a node, infer its result types and return its first result.
 
@@ -53,6 +54,8 @@ def emit(
         Node name; by default the op's short name and a number.
     origin : str
         Origin in the user's model.
+    before : str, optional
+        The node that takes its turn after the new one. Default: the new one is last.
 
     Raises
     ------
@@ -75,7 +78,8 @@ def emit(
         results = declaration.infer(attrs, types)
     except ShapeError as error:
         raise ShapeError(f"{label_of(name, op)}{f' from {origin}' if origin else ''}: {error}") from error
-    return graph.add(Node(name, op, attrs, results, origin=origin).agreeing_with(types), present)[0]
+    node = Node(name, op, attrs, results, origin=origin).agreeing_with(types)
+    return (graph.add(node, present) if before is None else graph.insert(node, present, before))[0]
 
 
 def primitive_of(problem: str, extra: Callable[[Any], Mapping[str, Any]] | None = None) -> Primitive:

@@ -74,6 +74,19 @@ class Slice(Attrs):
             if not isinstance(step, int) or step == 0:
                 raise ShapeError(f"slice: steps[{axis}] is {step!r}; a step must be an int other than 0")
 
+    @classmethod
+    def along(cls, dims: Sequence[int], axis: int, start: int, size: int, step: int = 1) -> Slice:
+        """Return a window along one axis of a tensor of these dims.
+
+        Examples
+        --------
+        >>> Slice.along((2, 8, 5), 1, start=4, size=2)
+        Slice(starts=(0, 4, 0), sizes=(2, 2, 5), steps=(1, 1, 1))
+        """
+        starts, sizes, steps = [0] * len(dims), list(dims), [1] * len(dims)
+        starts[axis], sizes[axis], steps[axis] = start, size, step
+        return cls(tuple(starts), tuple(sizes), tuple(steps))
+
 
 @dataclass(frozen=True)
 class Expand(Attrs):
@@ -119,10 +132,8 @@ def windowed(call: Call, value: Value, axis: int, start: int, size: int, step: i
     dims = call.type(value).dims
     if start == 0 and size == dims[axis]:
         return value
-    one = [0] * len(dims), list(dims), [1] * len(dims)
-    for values, here in zip(one, (start, size, step if size > 1 else 1), strict=True):
-        values[axis] = here
-    return call.emit("slice", {"src": value}, Slice(*map(tuple, one)))
+    attrs = Slice.along(dims, axis, start, size, step if size > 1 else 1)
+    return call.emit("slice", {"src": value}, attrs)
 
 
 def expanded(call: Call, value: Value, shape: Sequence[int]) -> Value:

@@ -10,7 +10,7 @@ from fmtprop.ir.node import Node, Value
 from fmtprop.ops.shuffle import Shuffle
 from fmtprop.ops.view_attrs import Permute
 from fmtprop.passes.base import NodePass
-from fmtprop.passes.editing import bypass, only_reader
+from fmtprop.passes.editing import bypass, insert, only_reader
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ class RecogniseShuffle(NodePass):
         attrs = _shuffle(graph.type_of(source).dims, split.results[0].dims, permuted.attrs.order)
         if attrs is None or graph.type_of(source) != joined.results[0]:
             return
-        node = Node(graph.fresh_name("shuffle"), "shuffle", attrs, joined.results, origin=joined.origin)
-        bypass(graph, joined, graph.insert(node, {"src": source}, before=joined.name))
+        bypass(graph, joined, [insert(graph, joined, attrs, src=source)])
 
 
 def _behind(graph: Graph, node: Node, op: str) -> Node | None:

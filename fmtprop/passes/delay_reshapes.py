@@ -10,7 +10,7 @@ from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.view_attrs import Reshape
-from fmtprop.passes.editing import bypass, only_reader
+from fmtprop.passes.editing import bypass, insert, only_reader
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,7 @@ def _shape_before(operand: TensorType, after: TensorType, before: TensorType) ->
 def _reshaped(graph: Graph, value: Value, shape: tuple[int, ...] | None, before: Node) -> Value:
     while graph.node(value.node).op == "reshape" and graph.type_of(value).dims != shape:
         value = graph.inputs(value.node)["src"]
-    type_ = graph.type_of(value)
-    if shape is None or type_.dims == shape:
+    if shape is None or graph.type_of(value).dims == shape:
         return value
     known = [name for name, _ in graph.reading(value) if graph.node(name).attrs == Reshape(shape)]
-    if known:
-        return Value(known[0])
-    view = Node(graph.fresh_name("reshape"), "reshape", Reshape(shape), (type_.with_dims(shape),), origin=before.origin)
-    return graph.insert(view, {"src": value}, before=before.name)[0]
+    return Value(known[0]) if known else insert(graph, before, Reshape(shape), src=value)

@@ -176,18 +176,17 @@ class _Volume:
 
     def _seen(self, source: Value, tap: int, depth: int) -> Value:
         """Return the images that one plane of the window meets."""
-        count, *image = self.parts.out.type_of(source).dims
+        dims = self.parts.out.type_of(source).dims
         start, step = tap * (self.attrs.dilates[0] + 1), self.attrs.strides[0]
-        if (start, step, depth) == (0, 1, count):
+        if (start, step, depth) == (0, 1, dims[0]):
             return source
-        seen = Slice((start, 0, 0, 0), (depth, *image), (step, 1, 1, 1))
-        return self.parts.view(f"seen_{tap}", source, seen)
+        return self.parts.view(f"seen_{tap}", source, Slice.along(dims, 0, start, depth, step))
 
     def _plane_of_window(self, tap: int) -> Value:
         """Return the weights of one plane of the window; made only of constants."""
         weights = self.parts.inputs["weights"]
-        groups, _, _, _, *plane = self.parts.graph.type_of(weights).dims
-        cut = Slice((0, 0, 0, tap, 0, 0), (groups, 1, 1, 1, *plane), (1,) * 6)
-        if self.parts.graph.type_of(weights).dims[3] > 1:
-            weights = self.parts.view(f"cut_{tap}", weights, cut)
+        dims = self.parts.graph.type_of(weights).dims
+        groups, _, _, taps, *plane = dims
+        if taps > 1:
+            weights = self.parts.view(f"cut_{tap}", weights, Slice.along(dims, 3, tap, 1))
         return self.parts.view(f"window_{tap}", weights, Reshape((groups, 1, 1, *plane)))

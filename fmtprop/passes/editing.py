@@ -9,13 +9,16 @@ import torch
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, Value
-from fmtprop.ir.op import Category, opdef
+from fmtprop.ir.op import Category, op_of, opdef
 from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
+from fmtprop.ops.building import emit
 from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.view_attrs import Slice
 
 __all__ = [
     "bypass",
     "constant",
+    "insert",
     "is_constant",
     "is_square",
     "new_constant",
@@ -24,6 +27,7 @@ __all__ = [
     "shown",
     "unused_name",
     "viewed_constant",
+    "window",
 ]
 
 
@@ -36,6 +40,17 @@ def constant(graph: Graph, value: Value) -> torch.Tensor | None:
     """Return the tensor behind a constant value, None where the value is computed; no gradient flows to it."""
     node = graph.node(value.node)
     return materialise(graph.constants[node.name], node.results[0]).detach() if node.op == "constant" else None
+
+
+def insert(graph: Graph, before: Node, attrs: Attrs, **inputs: Value) -> Value:
+    """Add a node of the op that has such attributes right before another node, with its origin; return its result."""
+    return emit(graph, op_of(attrs), inputs, attrs, origin=before.origin, before=before.name)
+
+
+def window(graph: Graph, before: Node, value: Value, axis: int, start: int, size: int) -> Value:
+    """Return a window along one axis of a value, by a new node; the value itself if it is the whole axis."""
+    dims = graph.type_of(value).dims
+    return value if size == dims[axis] else insert(graph, before, Slice.along(dims, axis, start, size), src=value)
 
 
 def new_constant(graph: Graph, data: torch.Tensor | Deferred, before: Node, origin: str = "") -> Value:

@@ -9,14 +9,14 @@ from typing import ClassVar
 import torch
 
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Attrs, Node, Value
+from fmtprop.ir.node import Node, Value
 from fmtprop.ops.attention import Attention
 from fmtprop.ops.attention_fusion import Scores, is_product
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.view_attrs import Permute, Reshape
 from fmtprop.passes.base import NodePass
-from fmtprop.passes.editing import bypass, constant, is_constant, only_reader
+from fmtprop.passes.editing import bypass, constant, insert, is_constant, only_reader
 from fmtprop.passes.few_rows import repeated_matrix
 
 #: more queries of a head are treated in vectors of queries, as :mod:`fmtprop.ops.attention_fusion` finds them
@@ -93,29 +93,20 @@ def _fit(graph: Graph, product: Node, masks: list[Value], sharing: int) -> bool:
 def _replace(
     graph: Graph, node: Node, scale: float, src: Value, keys: _Matrix, values: _Matrix, masks: list[Value]
 ) -> None:
-    type_ = node.results[0]
-    *batch, heads, queries, width = type_.dims
+    dims = node.results[0].dims
+    *batch, heads, queries, _ = dims
     depth, shares = graph.type_of(src).dims[-1], keys.sharing
-
-    def add(op: str, attrs: Attrs, dims: tuple[int, ...], **inputs: Value) -> Value:
-        made = Node(graph.fresh_name(op), op, attrs, (type_.with_dims(dims),), origin=node.origin)
-        return graph.insert(made, inputs, before=node.name)[0]
-
-    def grouped(last: int) -> tuple[int, ...]:
-        return (*batch, heads // shares, shares * queries, last)
-
     if shares > 1:
-        src = add("reshape", Reshape(grouped(depth)), grouped(depth), src=src)
+        src = insert(graph, node, Reshape((*batch, heads // shares, shares * queries, depth)), src=src)
     operands = {"src": src} | {f"mask_{number}": mask for number, mask in enumerate(masks)}
     names = ("past_", "") if len(keys.parts) > 1 else ("",)
     for name, key, value in zip(names, keys.parts, values.parts, strict=True):
         if keys.view is not None:
-            dims = graph.type_of(key).dims
-            key = add("permute", keys.view, tuple(dims[axis] for axis in keys.view.order), src=key)
+            key = insert(graph, node, keys.view, src=key)
         operands |= {f"{name}key": key, f"{name}value": value}
-    result = add("attention", Attention(scale), grouped(width), **operands)
+    result = insert(graph, node, Attention(scale), **operands)
     if shares > 1:
-        result = add("reshape", Reshape(type_.dims), type_.dims, src=result)
+        result = insert(graph, node, Reshape(dims), src=result)
     bypass(graph, node, [result])
 
 

@@ -7,13 +7,13 @@ from itertools import accumulate
 from typing import ClassVar
 
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Attrs, Node, Value
+from fmtprop.ir.node import Node, Value
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.matmul import MatMul
-from fmtprop.ops.view_attrs import Expand, Permute, Reshape, Slice
+from fmtprop.ops.view_attrs import Expand, Permute, Reshape
 from fmtprop.passes.base import NodePass
-from fmtprop.passes.editing import bypass, only_reader, shown
+from fmtprop.passes.editing import bypass, insert, only_reader, shown, window
 
 #: a product of more rows reads its matrix several times, so a copy may pay
 _MOST_ROWS = 16
@@ -60,18 +60,9 @@ def _with_matrix(graph: Graph, product: Node) -> tuple[Node, Permute | None, Nod
     return product, None, made
 
 
-def _new(graph: Graph, product: Node, op: str, attrs: Attrs, dims: tuple[int, ...], **inputs: Value) -> Value:
-    """Add a node before a product, with its data type."""
-    node = Node(graph.fresh_name(op), op, attrs, (product.results[0].with_dims(dims),), origin=product.origin)
-    return graph.insert(node, inputs, before=product.name)[0]
-
-
 def _viewed(graph: Graph, product: Node, view: Permute | None, matrix: Value) -> Value:
     """Add the permutation of a matrix."""
-    if view is None:
-        return matrix
-    dims = graph.type_of(matrix).dims
-    return _new(graph, product, "permute", view, tuple(dims[axis] for axis in view.order), src=matrix)
+    return matrix if view is None else insert(graph, product, view, src=matrix)
 
 
 # ---------------------------------------------------------------- repeated matrices
@@ -87,12 +78,10 @@ def _grouped(graph: Graph, product: Node, view: Permute | None, merged: Node) ->
     src = graph.inputs(product.name)["src"]
     if graph.type_of(src).dims[:-2] != dst.dims[:-2] or dst.dims[:-2] != merged.results[0].dims[:-2]:
         return product
-    depth, columns = graph.type_of(src).dims[-1], dst.dims[-1]
     rows = dst.dims[-2] * (dst.dims[-3] // batch[-1])
-    several = _new(graph, product, "reshape", Reshape((*batch, rows, depth)), (*batch, rows, depth), src=src)
-    weights = _viewed(graph, product, view, matrix)
-    grouped = _new(graph, product, "matmul", MatMul(), (*batch, rows, columns), src=several, weights=weights)
-    bypass(graph, product, [_new(graph, product, "reshape", Reshape(dst.dims), dst.dims, src=grouped)])
+    several = insert(graph, product, Reshape((*batch, rows, graph.type_of(src).dims[-1])), src=src)
+    grouped = insert(graph, product, MatMul(), src=several, weights=_viewed(graph, product, view, matrix))
+    bypass(graph, product, [insert(graph, product, Reshape(dst.dims), src=grouped)])
     return graph.node(grouped.node)
 
 
@@ -135,28 +124,19 @@ def _axis(attrs: Concat, view: Permute | None) -> int:
 def _split(graph: Graph, product: Node, view: Permute | None, concat: Node) -> None:
     """Replace a product by those with the parts of its matrix."""
     assert isinstance(concat.attrs, Concat)
-    src, type_, axis = graph.inputs(product.name)["src"], product.results[0], _axis(concat.attrs, view)
-    is_columns = axis == type_.ndim - 1
+    src, axis = graph.inputs(product.name)["src"], _axis(concat.attrs, view)
+    is_columns = axis == product.results[0].ndim - 1
     sources = graph.inputs(concat.name)
     parts = [_viewed(graph, product, view, sources[f"src_{i}"]) for i in range(len(sources))]
     sizes = [graph.type_of(part).dims[axis] for part in parts]
     results = []
     for part, start, size in zip(parts, accumulate(sizes[:-1], initial=0), sizes, strict=True):
-        read = src if is_columns else _window(graph, product, src, start, size)
-        dims = (*type_.dims[:-1], size) if is_columns else type_.dims
-        results.append(_new(graph, product, "matmul", MatMul(), dims, src=read, weights=part))
+        read = src if is_columns else window(graph, product, src, -1, start, size)
+        results.append(insert(graph, product, MatMul(), src=read, weights=part))
     if is_columns:
-        named = {f"src_{i}": one for i, one in enumerate(results)}
-        whole = _new(graph, product, "concat", Concat(axis), type_.dims, **named)
+        whole = insert(graph, product, Concat(axis), **{f"src_{i}": one for i, one in enumerate(results)})
     else:
         whole, *others = results
         for other in others:
-            whole = _new(graph, product, "binary", Binary("add"), type_.dims, src_0=whole, src_1=other)
+            whole = insert(graph, product, Binary("add"), src_0=whole, src_1=other)
     bypass(graph, product, [whole])
-
-
-def _window(graph: Graph, product: Node, src: Value, start: int, size: int) -> Value:
-    """Add a slice of some columns."""
-    *sizes, _ = dims = graph.type_of(src).dims
-    attrs = Slice((*(0 for _ in sizes), start), (*sizes, size), (1,) * len(dims))
-    return _new(graph, product, "slice", attrs, (*sizes, size), src=src)

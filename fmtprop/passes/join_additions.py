@@ -15,7 +15,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.view_attrs import Slice
-from fmtprop.passes.editing import bypass, only_reader
+from fmtprop.passes.editing import bypass, only_reader, window
 
 __all__ = ["JoinAdditions"]
 
@@ -119,7 +119,7 @@ def _join(graph: Graph, run: Sequence[_Addition]) -> None:
     """Put one addition into the place of a run of them."""
     first = run[0]
     size = sum(one.parts[0].size for one in run)
-    operands = [_slice(graph, first.node, part.source, part.axis, part.start, size) for part in first.parts]
+    operands = [window(graph, first.node, part.source, part.axis, part.start, size) for part in first.parts]
     type_ = first.node.results[0]
     dims = tuple(size if axis == first.parts[0].axis else dim for axis, dim in enumerate(type_.dims))
     joint = first.node.with_(name=graph.fresh_name(first.node.name), results=(type_.with_dims(dims),))
@@ -127,17 +127,5 @@ def _join(graph: Graph, run: Sequence[_Addition]) -> None:
     start = 0
     for one in run:
         part = one.parts[0]
-        bypass(graph, one.node, [_slice(graph, one.node, whole, part.axis, start, part.size)])
+        bypass(graph, one.node, [window(graph, one.node, whole, part.axis, start, part.size)])
         start += part.size
-
-
-def _slice(graph: Graph, before: Node, value: Value, axis: int, start: int, size: int) -> Value:
-    dims = list(graph.type_of(value).dims)
-    if dims[axis] == size:
-        return value
-    starts = [0] * len(dims)
-    starts[axis], dims[axis] = start, size
-    attrs, type_ = Slice(tuple(starts), tuple(dims), (1,) * len(dims)), graph.type_of(value).with_dims(tuple(dims))
-    node = Node(graph.fresh_name("slice"), "slice", attrs, (type_,), origin=before.origin)
-    (result,) = graph.insert(node, {"src": value}, before=before.name)
-    return result

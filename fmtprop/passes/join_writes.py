@@ -13,9 +13,9 @@ from fmtprop.ir.node import Node, Value
 from fmtprop.ops.building import is_native
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.host_call import HostCall
-from fmtprop.ops.view_attrs import Reshape, Slice
+from fmtprop.ops.view_attrs import Reshape
 from fmtprop.passes.base import NodePass
-from fmtprop.passes.editing import bypass, only_reader
+from fmtprop.passes.editing import bypass, insert, only_reader, window
 
 _SELECT, _SLICE = "aten.select_scatter.default", "aten.slice_scatter.default"
 
@@ -89,14 +89,13 @@ def _join(graph: Graph, last: _Write) -> None:
     while (before := _before(graph, writes[-1])) is not None:
         writes.append(before)
     writes.reverse()
-    axis, type_ = last.axis, last.node.results[0]
-    writer: list[int] = [-1] * type_.dims[axis]  # of each place, which write was the last
+    axis = last.axis
+    writer: list[int] = [-1] * last.node.results[0].dims[axis]  # of each place, which write was the last
     for index, write in enumerate(writes):
         writer[write.start : write.stop] = [index] * (write.stop - write.start)
     pieces = list(_pieces(graph, writes, writer))
     if len(pieces) > 1:
-        node = Node(graph.fresh_name("concat"), "concat", Concat(axis), (type_,), origin=last.node.origin)
-        pieces = list(graph.insert(node, {f"src_{i}": p for i, p in enumerate(pieces)}, before=last.node.name))
+        pieces = [insert(graph, last.node, Concat(axis), **{f"src_{i}": p for i, p in enumerate(pieces)})]
     bypass(graph, last.node, pieces)
 
 
@@ -106,27 +105,11 @@ def _pieces(graph: Graph, writes: Sequence[_Write], writer: Sequence[int]) -> It
     for index, group in groupby(range(len(writer)), key=writer.__getitem__):
         places = list(group)
         if index < 0:
-            yield _window(graph, last, writes[0].whole, places[0], len(places))
+            yield window(graph, last.node, writes[0].whole, last.axis, places[0], len(places))
             continue
         write, dims = writes[index], list(last.node.results[0].dims)
         dims[last.axis] = write.stop - write.start
         source = write.source
         if graph.type_of(source).dims != tuple(dims):  # a selected place has no axis
-            source = _view(graph, last, source, "reshape", Reshape(tuple(dims)))
-        yield _window(graph, last, source, places[0] - write.start, len(places))
-
-
-def _window(graph: Graph, last: _Write, value: Value, start: int, size: int) -> Value:
-    dims = list(graph.type_of(value).dims)
-    if size == dims[last.axis]:
-        return value
-    starts = [0] * len(dims)
-    starts[last.axis], dims[last.axis] = start, size
-    return _view(graph, last, value, "slice", Slice(tuple(starts), tuple(dims), (1,) * len(dims)))
-
-
-def _view(graph: Graph, last: _Write, value: Value, op: str, attrs: Reshape | Slice) -> Value:
-    dims = attrs.shape if isinstance(attrs, Reshape) else attrs.sizes
-    node = Node(graph.fresh_name(op), op, attrs, (graph.type_of(value).with_dims(dims),), origin=last.node.origin)
-    (result,) = graph.insert(node, {"src": value}, before=last.node.name)
-    return result
+            source = insert(graph, last.node, Reshape(tuple(dims)), src=source)
+        yield window(graph, last.node, source, last.axis, places[0] - write.start, len(places))

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Attrs, Node, Value
-from fmtprop.ir.op import opdef
-from fmtprop.ops.building import is_native
+from fmtprop.ir.node import Node, Value
+from fmtprop.ops.building import emit, is_native
 from fmtprop.ops.host_call import CallOperand, HostCall, arguments_of
 from fmtprop.ops.pooling import Pooling, adaptive_attributes, attributes
 from fmtprop.ops.workspace import WORKSPACE
@@ -49,11 +48,11 @@ def _pair(graph: Graph, forward: Node, call: HostCall) -> None:
     alone = all(getattr(reader.attrs, "target", "") == backward for reader in readers)
     if attrs is None or not readers or not alone or not is_native(graph.type_of(src)):
         return
-    dst, workspace = _insert(graph, forward, "pooling_training", attrs, src=src)
+    dst = _insert(graph, forward, "pooling_training", attrs, src=src)
     for reader in readers:
-        given = {"src": src, WORKSPACE.name: workspace, "diff_dst": _operand(graph, reader, "grad_output")}
-        bypass(graph, reader, _insert(graph, reader, "pooling_max_backward", attrs, **given))
-    bypass(graph, forward, (dst,))
+        given = {"src": src, WORKSPACE.name: Value(dst.node, 1), "diff_dst": _operand(graph, reader, "grad_output")}
+        bypass(graph, reader, [_insert(graph, reader, "pooling_max_backward", attrs, **given)])
+    bypass(graph, forward, [dst])
 
 
 def _attributes(call: HostCall, dims: tuple[int, ...]) -> Pooling | None:
@@ -73,8 +72,5 @@ def _operand(graph: Graph, node: Node, name: str) -> Value:
     return graph.inputs(node.name)[operand.name]
 
 
-def _insert(graph: Graph, node: Node, op: str, attrs: Attrs, **inputs: Value) -> tuple[Value, ...]:
-    declaration = opdef(op)
-    results = declaration.infer(attrs, {name: graph.type_of(value) for name, value in inputs.items()})
-    made = Node(graph.fresh_name(declaration.short), op, attrs, results, origin=node.origin)
-    return graph.insert(made, inputs, before=node.name)
+def _insert(graph: Graph, node: Node, op: str, attrs: Pooling, **inputs: Value) -> Value:
+    return emit(graph, op, inputs, attrs, origin=node.origin, before=node.name)

@@ -13,7 +13,7 @@ from fmtprop.ops.lrn import Lrn
 from fmtprop.ops.pad import Pad
 from fmtprop.ops.pooling import Pooling
 from fmtprop.passes.base import NodePass
-from fmtprop.passes.editing import bypass, is_square, own_producer
+from fmtprop.passes.editing import bypass, insert, is_square, own_producer
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class RecogniseLrn(NodePass):
         attrs = _lrn(graph, src, divisor)
         if attrs is None or graph.type_of(src) != quotient.results[0] or not 3 <= quotient.results[0].ndim <= 5:
             return
-        node = Node(graph.fresh_name("lrn"), "lrn", attrs, quotient.results, origin=quotient.origin)
-        bypass(graph, quotient, graph.insert(node, {"src": src}, before=quotient.name))
+        bypass(graph, quotient, [insert(graph, quotient, attrs, src=src)])
 
 
 def _lrn(graph: Graph, src: Value, divisor: Value) -> Lrn | None:

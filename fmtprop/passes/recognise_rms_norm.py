@@ -12,7 +12,7 @@ from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.rms_norm import RmsNorm
 from fmtprop.passes.base import NodePass
-from fmtprop.passes.editing import bypass, is_constant, is_square, only_reader, own_producer, viewed_constant
+from fmtprop.passes.editing import bypass, insert, is_constant, is_square, only_reader, own_producer, viewed_constant
 
 #: function of the mean -> the use of its result: a factor, or a divisor
 _ROOTS = {("pow", -0.5): "mul", ("pow", 0.5): "div", ("sqrt", 0.0): "div"}
@@ -50,9 +50,7 @@ def _recognise(graph: Graph, product: Node, alg: str) -> None:
             if scaled is not None:
                 last, vector = scaled
                 inputs["scale"] = viewed_constant(graph, vector, lambda data: data.reshape(-1), last, last.origin)
-            name = graph.fresh_name("rms_normalization")
-            node = Node(name, "rms_normalization", RmsNorm(epsilon), last.results, origin=last.origin)
-            bypass(graph, last, graph.insert(node, inputs, before=last.name))
+            bypass(graph, last, [insert(graph, last, RmsNorm(epsilon), **inputs)])
             return
 
 

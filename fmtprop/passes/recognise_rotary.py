@@ -15,7 +15,7 @@ from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.rotary_embedding import RotaryEmbedding
 from fmtprop.ops.view_attrs import Permute, Reshape, Slice
 from fmtprop.passes.base import NodePass
-from fmtprop.passes.editing import bypass, own_producer
+from fmtprop.passes.editing import bypass, insert, own_producer
 
 _NEGATION = Eltwise("linear", alpha=-1.0)
 
@@ -51,9 +51,7 @@ class RecogniseRotary(NodePass):
                     attrs = _embedding(graph, x, other) if fits and graph.type_of(x) == total.results[0] else None
                     if attrs is None:
                         continue
-                    name = graph.fresh_name("rotary")
-                    node = Node(name, "rotary_embedding", attrs, total.results, origin=total.origin)
-                    bypass(graph, total, graph.insert(node, {"src": x, "cos": cos, "sin": sin}, before=total.name))
+                    bypass(graph, total, [insert(graph, total, attrs, src=x, cos=cos, sin=sin)])
                     return
 
 

@@ -160,8 +160,7 @@ class _Rewrite:
         return places
 
     def _cut(self, value: Value, start: int) -> Value:
-        dims = self.graph.type_of(value).dims
-        attrs = Slice((start, *(0,) * (len(dims) - 1)), (self.images, *dims[1:]), (1,) * len(dims))
+        attrs = Slice.along(self.graph.type_of(value).dims, 0, start, self.images)
         name = unused_name(f"{value.node}_n{start}", self.out, self.graph)
         return emit(self.out, "slice", {"src": value}, attrs, name=name)
 

@@ -241,7 +241,7 @@ class _Filtering(Expansion):
             result = self.view("result" if behind else "", image, Permute((0, 3, 1, 2)))
         else:
             padded = self.view("padded", image, Permute((0, 3, 1, 2)))
-            cut = Slice((0, 0, 0, 0), (batch, channels, height, width), (1, 1, 1, 1))
+            cut = Slice.along((batch, channels, tall * self.tile.rows, width), 2, 0, height)
             result = self.view("result" if behind else "", padded, cut)
         if behind:
             self._follow(result, behind)
@@ -271,8 +271,8 @@ class _Filtering(Expansion):
 
     def _product(self, k: int, tall: int, kernel: Value) -> Value:
         """Add the contribution of the ``k``-th row of every tile; return it."""
-        outputs, *rest = self.graph.type_of(self.inputs["weights"]).dims
-        cut = Slice((k * outputs, 0, 0, 0), (outputs, rest[0], 1, rest[2]), (1, 1, 1, 1))
+        outputs = self.node.results[0].dims[1]
+        cut = Slice.along(self.out.type_of(kernel).dims, 0, k * outputs, outputs)
         inputs = {"src": self._source(k, tall), "weights": self.view(f"kernel_{k}", kernel, cut)}
         strides, dilates = (1, self.attrs.strides[1]), (0, self.attrs.dilates[1])
         attrs = Conv(strides, dilates, (0, self.attrs.pad_l[1]), (0, self.attrs.pad_r[1]))
