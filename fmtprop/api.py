@@ -188,7 +188,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     torch.Size([2, 4])
     """
     is_symbolic = dynamic_shapes is not None or _has_symbols(model)
-    _check_together(model, release_weights, training, dynamic_shapes, is_symbolic, kwargs)
+    _check_together(model, dtype, release_weights, training, dynamic_shapes, is_symbolic, kwargs)
     if buckets and not is_symbolic:
         raise UnsupportedOpError("buckets are sizes of axes that dynamic_shapes marks: give dynamic_shapes, too")
     options = Options(
@@ -234,6 +234,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
 
 def _check_together(
     model: Any,
+    dtype: object,
     release_weights: bool,
     training: bool,
     dynamic_shapes: Any,
@@ -241,6 +242,12 @@ def _check_together(
     kwargs: Mapping[str, Any] | None,
 ) -> None:
     """Check the parameters that are no options, and those that exclude each other."""
+    if isinstance(dtype, torch.Tensor):
+        raise UnsupportedOpError("several example inputs are one tuple: write fp.compile(model, (x, y))")
+    if isinstance(dynamic_shapes, int | str):
+        raise UnsupportedOpError(
+            f"dynamic_shapes must be a dict of axes by argument, or a tuple of them, got {dynamic_shapes!r}"
+        )
     if not isinstance(release_weights, bool):
         raise UnsupportedOpError(
             f"The 'release_weights' parameter of compile must be True or False. Got {release_weights!r} instead."

@@ -75,8 +75,8 @@ class Buckets:
         self._results = _results(program)
         self._check_bound()
         self._sizes: dict[Any, tuple[int, ...]] = {}
-        for name, axes in given.items():
-            for axis, sizes in axes.items():
+        for name, axes in _mapping(given, "buckets", "inputs to axes").items():
+            for axis, sizes in _mapping(axes, f"buckets: input {name}", "axes to sizes").items():
                 self._sizes[self._symbol(name, axis)] = _sorted(name, axis, sizes)
         self._known = lru_cache(_MOST_KNOWN)(self._padding)
 
@@ -104,7 +104,7 @@ class Buckets:
         if name not in self._inputs:
             raise InputError(f"buckets: there is no input {name!r}; the inputs are {', '.join(self._inputs)}")
         shape = self._inputs[name].shape
-        size: Any = shape[axis] if -len(shape) <= axis < len(shape) else 0
+        size: Any = shape[axis] if axis in range(-len(shape), len(shape)) else 0
         if not _is_symbol(size):
             raise InputError(
                 f"buckets: input {name} axis {axis}: dynamic_shapes does not mark it as a size of its own that changes"
@@ -143,7 +143,15 @@ def _is_symbol(size: Any) -> bool:
     return not isinstance(size, int) and bool(size.node.expr.is_Symbol)
 
 
+def _mapping(given: Any, where: str, words: str) -> Mapping[Any, Any]:
+    if not isinstance(given, Mapping):
+        raise InputError(f"{where} must map {words}, such as {{'tokens': {{1: (64, 256)}}}}, got {given!r}")
+    return given
+
+
 def _sorted(name: str, axis: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(sizes, Sequence):
+        raise InputError(f"buckets: input {name} axis {axis}: sizes must be a tuple of numbers, got {sizes!r}")
     for size in sizes:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise InputError(f"buckets: input {name} axis {axis}: sizes must be positive numbers, got {size!r}")

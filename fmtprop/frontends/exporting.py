@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch._ops import OpOverload
@@ -255,7 +256,7 @@ def _running(module: nn.Module, error: Exception) -> str:
     found = type(module).__name__
     for frame, line in traceback.walk_tb(error.__traceback__):
         child = frame.f_locals.get((*frame.f_code.co_varnames, "self")[0])
-        is_users = not frame.f_globals.get("__name__", "").startswith("torch.")
+        is_users = not frame.f_globals.get("__name__", "").startswith(("torch.", "fmtprop.frontends."))
         if isinstance(child, nn.Module) and id(child) in names and is_users:
             found = f"{names[id(child)]} ({frame.f_code.co_filename}:{line})"
     return found
@@ -315,9 +316,11 @@ def check_tensors(tensors: Mapping[str, Any]) -> None:
     Raises
     ------
     ImportModelError
-        A tensor has another device or layout.
+        A tensor has another device or layout, or is numpy's.
     """
     for name, tensor in tensors.items():
+        if isinstance(tensor, np.ndarray):
+            raise ImportModelError(f"{name} is a numpy.ndarray; fmtprop takes tensors: use torch.from_numpy")
         if not isinstance(tensor, torch.Tensor):
             continue
         if tensor.device.type != "cpu":

@@ -194,7 +194,9 @@ def _exported(
     name: str | None = None,
 ) -> Exported:
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise ImportModelError(f"kwargs must be a dict of example keyword inputs by name, got {kwargs!r}")
+        raise ImportModelError(
+            f"kwargs must be a dict of example keyword inputs by name, got a {type(kwargs).__name__}"
+        )
     guards = None
     if isinstance(module, ExportedProgram):
         program = module

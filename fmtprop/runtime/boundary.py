@@ -107,7 +107,8 @@ class Endpoint:
     def _checked(self, kind: str, tensor: object) -> torch.Tensor:
         name = f"{kind} {self.name}"
         if not isinstance(tensor, torch.Tensor):
-            raise InputError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+            remedy = f"; pass torch.from_numpy({self.name})" if isinstance(tensor, np.ndarray) else ""
+            raise InputError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}{remedy}")
         if tensor.device.type != "cpu":
             remedy = f"pass {self.name}.cpu()" if kind == "input" else "pass a tensor on the CPU"
             raise InputError(f"{name} is on {tensor.device}, but plans run on the CPU: {remedy}")
@@ -127,11 +128,11 @@ class Endpoint:
                 "one with emptied storage); pass a real tensor, and call the model outside of the transformation"
             )
         if tensor.dtype is not self.dtype:
-            remedy = "" if kind == "input" else f"; {self._remedy()}"
-            if kind == "input" and tensor.is_quantized:
-                remedy = f"; pass {self.name}.dequantize()"
+            remedy = self._remedy()
+            if kind == "input":
+                remedy = f"pass {self.name}.{'dequantize()' if tensor.is_quantized else f'to({self.dtype})'}"
             raise InputError(
-                f"{name} is {tensor.dtype}, but the model was compiled for {self.desc.dtype.value}{remedy}"
+                f"{name} is {tensor.dtype}, but the model was compiled for {self.desc.dtype.value}; {remedy}"
             )
         return tensor
 

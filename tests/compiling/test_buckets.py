@@ -89,6 +89,10 @@ class Counted(nn.Module):
         (nn.ReLU(), {"input": {1: (8,)}}, InputError, "axis 1: dynamic_shapes does not mark it"),
         (nn.ReLU(), {"input": {2: (8,)}}, InputError, "axis 2: dynamic_shapes does not mark it"),
         (nn.ReLU(), {"input": {0: (0,)}}, InputError, "sizes must be positive numbers, got 0"),
+        (nn.ReLU(), [8], InputError, r"buckets must map inputs to axes, such as .*, got \[8\]"),
+        (nn.ReLU(), {"input": (8,)}, InputError, r"input input must map axes to sizes, .* got \(8,\)"),
+        (nn.ReLU(), {"input": {0: 8}}, InputError, "axis 0: sizes must be a tuple of numbers, got 8"),
+        (nn.ReLU(), {"input": {"rows": (8,)}}, InputError, "axis rows: dynamic_shapes does not mark it"),
         (Counted(), {"x": {0: (8,)}}, UnsupportedOpError, "returns a size"),
     ],
 )

@@ -542,6 +542,7 @@ def test_dynamic_shapes_are_refused_by_name():
         (TOKENS, {"third": TOKENS}, "unexpected keyword argument 'third'"),
         (TOKENS.to("meta"), None, r"example input \[0\] is on device meta; fmtprop runs on the CPU"),
         (TOKENS.to_sparse(), None, "torch.sparse_coo tensor; only dense"),
+        (TOKENS, {"first": TOKENS.numpy()}, r"\['first'\] is a numpy.ndarray; .* use torch.from_numpy"),
     ],
 )
 def test_wrong_example_inputs_are_named(args, kwargs, message):
@@ -708,7 +709,7 @@ def test_what_a_program_makes_itself_is_computed_at_import():
 
 
 def test_keyword_examples_have_names():
-    with pytest.raises(ImportModelError, match=r"kwargs must be a dict of example keyword inputs by name, got \[1\]"):
+    with pytest.raises(ImportModelError, match=r"kwargs must be a dict of example keyword inputs by name, got a list"):
         from_torch(nn.ReLU(), torch.ones(2), kwargs=[1])
 
 

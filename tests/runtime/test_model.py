@@ -201,7 +201,9 @@ def test_wrong_shape_says_what_it_was_compiled_for(small):
 
 
 def test_wrong_dtype(small):
-    with pytest.raises(fp.InputError, match=r"input x is torch.float64, but the model was compiled for f32"):
+    with pytest.raises(
+        fp.InputError, match=r"input x is torch.float64, but .* compiled for f32; pass x.to\(torch.float32\)"
+    ):
         small[1](torch.randn(2, 3, 12, 12).double())
 
 
@@ -223,6 +225,8 @@ def test_wrong_layout(small):
 def test_not_a_tensor(small):
     with pytest.raises(fp.InputError, match=r"input x must be a torch.Tensor, got list"):
         small[1]([1.0])
+    with pytest.raises(fp.InputError, match=r"input x must be a torch.Tensor, got ndarray; pass torch.from_numpy\(x\)"):
+        small[1](small[2].numpy())
 
 
 @pytest.mark.parametrize("inputs", [5, None, torch.ones(1, 3), iter(())])
@@ -275,6 +279,17 @@ def test_a_switch_is_true_or_false(option):
 def test_a_tuning_budget_is_a_time(budget):
     with pytest.raises(fp.UnsupportedOpError, match=f"tune_budget must be a number of seconds above 0, got {budget!r}"):
         fp.compile(nn.ReLU(), torch.ones(1), tune_budget=budget)
+
+
+def test_several_example_inputs_are_a_tuple():
+    with pytest.raises(fp.UnsupportedOpError, match=r"several example inputs are one tuple: .*\(model, \(x, y\)\)"):
+        fp.compile(nn.Bilinear(1, 1, 1), torch.ones(1), torch.ones(1))
+
+
+@pytest.mark.parametrize("shapes", [0, "rows"])
+def test_dynamic_shapes_are_a_dict_or_a_tuple(shapes):
+    with pytest.raises(fp.UnsupportedOpError, match=f"dynamic_shapes must be a dict .* got {shapes!r}"):
+        fp.compile(nn.ReLU(), torch.ones(1), dynamic_shapes=shapes)
 
 
 class Returns(nn.Module):

@@ -213,7 +213,8 @@ class ExternalData:
                     raise ImportModelError(f"{where}: {location!r} is not a regular file")
                 if offset + length > status.st_size:
                     raise ImportModelError(
-                        f"{where}: bytes {offset} to {offset + length} of {location!r}, which has {status.st_size}"
+                        f"{where}: bytes {offset} to {offset + length} of {location!r}, which has {status.st_size}; "
+                        "copy it again"
                     )
                 self._check_total(status, length, f"{where}: {location!r}")
                 opened.seek(offset)
@@ -222,7 +223,9 @@ class ExternalData:
         except OSError as error:
             link = error.errno in (errno.ELOOP, errno.ENOTDIR)
             reason = "it leads over a link, which could lead anywhere, or over a file" if link else error.strerror
-            raise ImportModelError(f"{where}: {location!r} cannot be read: {reason}") from error
+            raise ImportModelError(
+                f"{where}: {location!r} cannot be read: {reason}; it belongs into the model's folder"
+            ) from error
         if read != length:
             raise ImportModelError(f"{where}: {location!r} was cut off while it was read")
         return data
