@@ -4,6 +4,7 @@ Owns the code, its executable memory and the threads that run kernels. Must not 
 sees rows of numbers, the loop sees functions and arguments.
 """
 
+from fmtprop.jit.bag import BagKernel
 from fmtprop.jit.batch_norms import BatchNormKernel
 from fmtprop.jit.calls import Call, CallList
 from fmtprop.jit.gather import GatherKernel
@@ -21,6 +22,7 @@ __all__ = [
     "ALONE_NBYTES",
     "CHUNK_NBYTES",
     "AverageKernel",
+    "BagKernel",
     "BatchNormKernel",
     "Call",
     "CallList",

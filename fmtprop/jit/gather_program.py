@@ -9,10 +9,10 @@ from fmtprop.jit.gather import GatherArguments
 from fmtprop.jit.isa import AVX2, Isa
 from fmtprop.jit.program import Program
 
-__all__ = ["check", "gather"]
+__all__ = ["PLACE", "check", "check_indices", "gather", "load_index"]
 
 #: the thread's current index, and the one after its last; where the index is
-_ITEM, _END, _PLACE = Register.R8, Register.R9, Register.R10
+_ITEM, _END, PLACE = Register.R8, Register.R9, Register.R10
 
 #: as the instruction that copies bytes has them
 _SRC, _DST, _NBYTES = Register.RSI, Register.RDI, Register.RCX
@@ -30,10 +30,10 @@ def gather(isa: Isa, index_nbytes: int) -> bytes:
     """
     p = Program(isa, GatherArguments, bf16=False)
     p.share(_ITEM, _END, "count")
-    p.point(_PLACE, "src_1", _ITEM, index_nbytes)
+    p.point(PLACE, "src_1", _ITEM, index_nbytes)
     p.point(_DST, "dst", _ITEM, "row")
     with p.until(_ITEM, _END):
-        _load_index(p, _SRC, index_nbytes)
+        load_index(p, _SRC, at(PLACE), index_nbytes)
         # a negative index counts from the end
         p.emit("MOV_R64_RM64", _NBYTES, _SRC)
         p.immediate("SAR_RM64_IMM8", _NBYTES, 63)
@@ -43,7 +43,7 @@ def gather(isa: Isa, index_nbytes: int) -> bytes:
         p.add(_SRC, p.argument("src_0"))
         p.move(_NBYTES, p.argument("row"))
         p.copy_bytes()
-        p.advance(index_nbytes, _PLACE)
+        p.advance(index_nbytes, PLACE)
     return p.finished()
 
 
@@ -60,23 +60,42 @@ def check(index_nbytes: int) -> bytes:
     def argument(name: str) -> MemoryOperand:
         return at(Register.RDI, getattr(GatherArguments, name).offset)
 
-    a.emit("MOV_R64_RM64", _PLACE, argument("src_1"))
+    a.emit("MOV_R64_RM64", PLACE, argument("src_1"))
     a.emit("MOV_R64_RM64", _NBYTES, argument("count"))
+    check_indices(a, index_nbytes, argument("below"), argument("reach"))
+    return a.code()
+
+
+def check_indices(a: Assembler, index_nbytes: int, below: MemoryOperand, reach: MemoryOperand) -> None:
+    """Add a function's last instructions: return 1 if one of RCX indices at `PLACE` does not exist, else 0.
+
+    Parameters
+    ----------
+    a : Assembler
+        The function.
+    index_nbytes : int
+        Bytes of an index, 4 or 8.
+    below, reach : MemoryOperand
+        Number of negative indices that exist, and of all.
+    """
     a.emit("XOR_R32_RM32", Register.EAX, Register.EAX)
+    a.emit("TEST_RM64_R64", _NBYTES, _NBYTES)
+    a.branch("JE_REL32_64", "checked")
     a.label("next")
-    _load_index(a, Register.RDX, index_nbytes)
-    a.emit("ADD_R64_RM64", Register.RDX, argument("below"))
-    a.emit("CMP_R64_RM64", Register.RDX, argument("reach"))  # without sign: a negative number is a large one
+    load_index(a, Register.RDX, at(PLACE), index_nbytes)
+    a.emit("ADD_R64_RM64", Register.RDX, below)
+    a.emit("CMP_R64_RM64", Register.RDX, reach)  # without sign: a negative number is a large one
     a.branch("JAE_REL32_64", "outside")
-    a.immediate("ADD_RM64_IMM32", _PLACE, index_nbytes)
+    a.immediate("ADD_RM64_IMM32", PLACE, index_nbytes)
     a.emit("DEC_RM64", _NBYTES)
     a.branch("JNE_REL32_64", "next")
+    a.label("checked")
     a.emit("RETNQ")
     a.label("outside")
     a.emit("INC_RM32", Register.EAX)
     a.emit("RETNQ")
-    return a.code()
 
 
-def _load_index(a: Assembler, register: int, index_nbytes: int) -> None:
-    a.emit("MOV_R64_RM64" if index_nbytes == 8 else "MOVSXD_R64_RM32", register, at(_PLACE))
+def load_index(a: Assembler, register: int, place: MemoryOperand, index_nbytes: int) -> None:
+    """Load an index of 4 or 8 bytes."""
+    a.emit("MOV_R64_RM64" if index_nbytes == 8 else "MOVSXD_R64_RM32", register, place)

@@ -18,7 +18,7 @@ __all__ = ["ChannelKernel", "StandaloneKernel", "StandaloneWork", "assembled", "
 _TENSORS = frozenset(
     {"src", "src_0", "src_1", "key", "value", "mask_0", "mask_1", "scale", "shift", "mean", "variance", "dst"}
     | {"diff_dst", "diff_src", "diff_scale", "diff_shift", "weights", "bias", "cos", "sin"}
-    | {"past_key", "past_value"}
+    | {"past_key", "past_value", "table", "indices", "offsets", "factors"}
     | {f"post_op_{number}" for number in range(4)}
 )
 

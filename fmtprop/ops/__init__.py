@@ -12,6 +12,7 @@ from fmtprop.ops.convolution_backward import CONVOLUTION_BACKWARD_DATA, CONVOLUT
 from fmtprop.ops.deconvolution import DECONVOLUTION, Deconv
 from fmtprop.ops.eltwise import ELTWISE, Eltwise
 from fmtprop.ops.eltwise_backward import ELTWISE_BACKWARD
+from fmtprop.ops.embedding_bag import EMBEDDING_BAG, EmbeddingBag
 from fmtprop.ops.host import ATEN
 from fmtprop.ops.host_call import HostCall
 from fmtprop.ops.inner_product import INNER_PRODUCT, InnerProduct
@@ -93,6 +94,7 @@ OPS = (
     SLICE,
     EXPAND,
     PAD,
+    EMBEDDING_BAG,
     ATEN,
 )
 
@@ -108,6 +110,7 @@ __all__ = [
     "ConvGradient",
     "Deconv",
     "Eltwise",
+    "EmbeddingBag",
     "Expand",
     "Graph",
     "GroupNorm",

@@ -14,6 +14,7 @@ from fmtprop.errors import UnsupportedOpError
 from fmtprop.ir.node import Node
 from fmtprop.jit import (
     AverageKernel,
+    BagKernel,
     BatchNormKernel,
     FoldKernel,
     GatherKernel,
@@ -29,6 +30,7 @@ from fmtprop.ops.attention import Attention
 from fmtprop.ops.batch_norm_training import BatchStatistics
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import FEW_SUMMANDS, check_summands
+from fmtprop.ops.embedding_bag import DISORDERED, OUTSIDE, EmbeddingBag
 from fmtprop.ops.host_call import HostCall, arguments_of
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.matmul import MatMul
@@ -58,6 +60,9 @@ _FOLDS = {"sum": "sum", "mean": "mean", "max": "max", "min": "min", "norm_lp_sum
 #: calls of PyTorch that may copy rows of a table
 _EMBEDDING, _SELECT, _INDEX = "aten.embedding.default", "aten.index_select.default", "aten.index.Tensor"
 
+#: errors of the statuses of a kernel's check, from 1 on
+_REFUSALS = (IndexError(OUTSIDE), RuntimeError(DISORDERED))
+
 
 def kernel_candidates(node: Node, request: Request) -> Iterator[Candidate]:
     """Yield the way to run a node by a kernel, if there is one for it and for these formats.
@@ -82,6 +87,8 @@ def kernel_candidates(node: Node, request: Request) -> Iterator[Candidate]:
         yield from _rotary_embedding(node.attrs, request)
     if isinstance(node.attrs, HostCall) and _copies_rows(node.attrs):
         yield from _rows(node.attrs, request)
+    if isinstance(node.attrs, EmbeddingBag):
+        yield from _bags(node.attrs, request)
     if isinstance(node.attrs, BatchStatistics):
         yield from _batch_normalization(node.attrs, request)
     if len({desc.dtype for desc in request.values()}) != 1:
@@ -220,6 +227,34 @@ def _rows(attrs: HostCall, request: Request) -> Iterator[Candidate]:
     )
     if kernel is not None:
         yield _candidate(kernel, {"src_0": table, "src_1": indices}, dst)
+
+
+def _bags(attrs: EmbeddingBag, request: Request) -> Iterator[Candidate]:
+    """Yield the kernel where each row of the table lies side by side; all else is row-major."""
+    formats = {name: plain(desc) if desc.kind == "any" else desc for name, desc in request.items()}
+    table, indices, offsets, dst = (formats[name] for name in ("table", "indices", "offsets", "dst"))
+    others = [desc for name, desc in formats.items() if name != "table"]
+    if not _is_in_rows(table) or (table.dims[1] > 1 and table.strides[1] != 1) or table.dtype != dst.dtype:
+        return
+    if any(desc.at_start() != plain(desc) for desc in others):
+        return
+    kernel = offered(
+        BagKernel(
+            count=indices.dims[0],
+            starts=offsets.dims[0],
+            limit=table.dims[0],
+            columns=table.dims[1],
+            pitch_nbytes=table.strides[0] * table.dtype.nbytes,
+            index_nbytes=indices.dtype.nbytes,
+            dtype=table.dtype,
+            mode=attrs.mode,
+            padding=attrs.padding,
+            has_last=attrs.has_last,
+            has_factors="factors" in request,
+        )
+    )
+    if kernel is not None:
+        yield _candidate(kernel, {name: desc for name, desc in formats.items() if name != "dst"}, dst)
 
 
 def _rotary_embedding(attrs: RotaryEmbedding, request: Request) -> Iterator[Candidate]:
@@ -390,5 +425,5 @@ class _KernelExecutable(Executable):
         work = self._kernel.work(self._threads)
         for name, place in places.items():
             place.memory.follow(work.point[name], place.desc.offset0 * place.desc.dtype.nbytes)
-        outside = failed(node, JIT, IndexError("index out of range in self"))
-        return Bound(work.calls, keep=[work], failure=lambda status: outside)
+        refusals = [failed(node, JIT, error) for error in _REFUSALS]
+        return Bound(work.calls, keep=[work], failure=lambda status: refusals[status - 1])

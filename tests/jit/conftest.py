@@ -10,6 +10,7 @@ from fmtprop import dnnl
 from fmtprop.jit import (
     attention,
     attention_rows,
+    bag,
     batch_norms,
     gemv,
     memory,
@@ -29,7 +30,7 @@ _NARROW = pytest.mark.skipif("avx512" not in dnnl.lib().isa, reason="this CPU ha
 @pytest.fixture(params=[AVX2, pytest.param(AVX512, marks=_NARROW)], ids=lambda isa: isa.name)
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Isa:
     """Kernels of whole nodes are those of this instruction set."""
-    for module in (standalone, rows, attention, attention_rows, norms, batch_norms, gemv, rms_norm, rotary):
+    for module in (standalone, rows, attention, attention_rows, bag, norms, batch_norms, gemv, rms_norm, rotary):
         monkeypatch.setattr(module, "isa", lambda: request.param)
     return request.param
 

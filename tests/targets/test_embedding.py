@@ -95,3 +95,65 @@ def test_a_negative_index_of_a_selection_does_not_exist():
     edges[0, 2] = -1
     with pytest.raises(IndexError, match="must exist along its axis"):
         net(nodes, edges)
+
+
+class Bags(nn.Module):
+    """Bags of rows of a table, and a layer."""
+
+    def __init__(self, **how) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.bags, self.layer = nn.EmbeddingBag(50, 24, **how), nn.Linear(24, 5)
+
+    def forward(self, *given):
+        return self.layer(self.bags(*given))
+
+
+def bag_ways(net):
+    return [step.node.choice.impl.partition(":")[0] for step in net.plan.steps if step.node.op == "embedding_bag"]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("how", [{"mode": "mean"}, {"mode": "max"}, {"mode": "sum", "padding_idx": -2}])
+def test_bags_have_the_kernel(how, dtype):
+    module, offsets = Bags(**how).eval(), torch.tensor([0, 3, 3, 9], dtype=dtype)
+    xs = torch.randint(0, 50, (12,)).to(dtype), offsets
+    xs[0][:2] = 48
+    net = fmtprop.compile(module, xs, tune="model")
+    assert bag_ways(net) == ["embedding_bag"]
+    torch.testing.assert_close(net(*xs), module(*xs), rtol=1e-5, atol=1e-5)
+    plain = fmtprop.compile(module, xs, policy="propagate")
+    assert bag_ways(plain) == ["torch"]
+    torch.testing.assert_close(plain(*xs), module(*xs), rtol=1e-5, atol=1e-5)
+    for one in (net, plain):
+        with pytest.raises(InputError, match=r"index out of range in self.*An index must exist"):
+            one(xs[0] + 2, offsets)
+        with pytest.raises(RuntimeError, match="offsets must start with 0, must not decrease"):
+            one(xs[0], offsets.flip(0))
+
+
+def test_bags_of_equal_size_and_bags_with_factors():
+    module, indices = Bags(mode="mean").eval(), torch.randint(0, 50, (4, 6))
+    net = fmtprop.compile(module, indices, tune="model")
+    assert bag_ways(net) == ["embedding_bag"]
+    torch.testing.assert_close(net(indices), module(indices), rtol=1e-5, atol=1e-5)
+    module, xs = Bags(mode="sum").eval(), (indices, None, torch.rand(4, 6))
+    net = fmtprop.compile(module, xs, tune="model")
+    assert bag_ways(net) == ["embedding_bag"]
+    torch.testing.assert_close(net(*xs), module(*xs), rtol=1e-5, atol=1e-5)
+
+
+def test_an_end_before_the_last_index_is_the_end_of_the_last_bag():
+    module = Bags(mode="sum", include_last_offset=True, padding_idx=3).eval()
+    indices, offsets = torch.tensor([1, 3, 2, 5, 99]), torch.tensor([0, 2, 4])
+    wanted = module(indices[:4], offsets)
+    for policy in ("optimal", "plain"):
+        net = fmtprop.compile(module, (indices, offsets), policy=policy, tune="model")
+        torch.testing.assert_close(net(indices, offsets), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["optimal", "plain"])
+def test_indices_without_a_bag(policy):
+    module, xs = Bags(mode="sum", padding_idx=3).eval(), (torch.tensor([1, 2]), torch.zeros(0, dtype=torch.int64))
+    net = fmtprop.compile(module, xs, policy=policy, tune="model")
+    assert net(*xs).shape == (0, 5)
