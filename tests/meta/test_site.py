@@ -16,7 +16,7 @@ import fmtprop
 ROOT = Path(__file__).parents[2]
 NAVIGATION = runpy.run_path(str(ROOT / "docs" / "conf.py"))["NAVIGATION"]
 PAGES = [page for pages in NAVIGATION.values() for page in pages]
-LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#:\s]*)(?:#([^)\s]*))?\)")
+LINK = re.compile(r"\[[^\]]*\]\(([^)#:\s]*)(?:#([^)\s]*))?\)")
 
 
 def source(page: str) -> Path:
