@@ -13,11 +13,12 @@ from torch import fx
 from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, TensorArgument
+from torch.export.graph_signature import TensorArgument
 from torch.fx.node import map_arg
 
 from fmtprop.errors import ImportModelError, InputError
 from fmtprop.frontends.fx_import import Calls, placeholders
+from fmtprop.frontends.program_import import user_inputs
 
 __all__ = ["Sizes", "specialised", "specialised_module"]
 
@@ -37,10 +38,9 @@ class Sizes:
 
     def __init__(self, program: ExportedProgram) -> None:
         recorded = {node.name: node.meta.get("val") for node in placeholders(program)}
-        specs = [spec for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
         #: name and recorded tensor of each input
         self.inputs: list[tuple[str, torch.Tensor]] = []
-        for spec in specs:
+        for spec in user_inputs(program):
             value = recorded.get(spec.arg.name)
             if isinstance(spec.arg, TensorArgument) and isinstance(value, torch.Tensor):
                 self.inputs.append((spec.arg.name, value))
@@ -160,11 +160,7 @@ def specialised(program: ExportedProgram, given: Sequence[torch.Tensor]) -> Expo
         The program was not exported for these sizes.
     """
     Sizes(program).check(given)
-    names = [
-        spec.arg.name
-        for spec in program.graph_signature.input_specs
-        if spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
-    ]
+    names = [spec.arg.name for spec in user_inputs(program) if isinstance(spec.arg, TensorArgument)]
     recorded = [node.meta.get("val") for node in placeholders(program)]
     mode = torch._guards.detect_fake_mode(recorded) or FakeTensorMode()
     known: dict[str, Any]

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, TensorArgument
+from torch.export.graph_signature import TensorArgument
 from torch.utils import _pytree as pytree
 
 from fmtprop.errors import ImportModelError, InputError
+from fmtprop.frontends.examples import check_examples
 from fmtprop.frontends.exporting import check_tensors, export, exporting, functionalised
-from fmtprop.frontends.fx_import import placeholders
 from fmtprop.frontends.program_import import import_program, user_inputs
 from fmtprop.frontends.specialise import Sizes, specialised
 from fmtprop.ir.graph import Graph
@@ -75,9 +75,10 @@ def from_torch(
     """
     with exporting():
         model = _exported(module, example_inputs, kwargs, None, name)
-        if isinstance(module, ExportedProgram) and example_inputs is not None:
-            _check_examples(model.program, example_inputs, dict(kwargs or {}))
-        return model.imported(model.program)
+        graph = model.imported(model.program)
+    if isinstance(module, ExportedProgram):
+        check_examples(graph, example_inputs, kwargs)
+    return graph
 
 
 def from_torch_symbolic(
@@ -162,9 +163,8 @@ class Exported:
     def _check_branches(self, given: Sequence[torch.Tensor]) -> None:
         if self.guards is None:
             return
-        specs = [s.arg for s in self.program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT]
-        tensors = iter(given)
-        leaves = [next(tensors) if isinstance(arg, TensorArgument) else getattr(arg, "value", None) for arg in specs]
+        arguments, tensors = [spec.arg for spec in user_inputs(self.program)], iter(given)
+        leaves = [next(tensors) if isinstance(a, TensorArgument) else getattr(a, "value", None) for a in arguments]
         try:
             self.guards(*leaves)
         except AssertionError as error:
@@ -236,24 +236,3 @@ def _name_of(program: ExportedProgram, module: nn.Module | ExportedProgram) -> s
         for _, owner in (node.meta.get("nn_module_stack") or {}).values():
             return str(owner if isinstance(owner, str) else owner.__name__).rpartition(".")[2]
     return "model"
-
-
-def _check_examples(program: ExportedProgram, example_inputs: Any, kwargs: dict[str, Any]) -> None:
-    args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
-    given = pytree.tree_leaves((args, kwargs))
-    specs = user_inputs(program)
-    if len(given) != len(specs):
-        raise ImportModelError(
-            f"the exported program takes {len(specs)} inputs, example_inputs has {len(given)}; leave it out, "
-            "an exported program already has its shapes"
-        )
-    values = {node.name: node.meta.get("val") for node in placeholders(program)}
-    for spec, example in zip(specs, given, strict=True):
-        value = values.get(spec.arg.name)
-        if not isinstance(value, torch.Tensor) or not isinstance(example, torch.Tensor):
-            continue
-        if tuple(value.shape) != tuple(example.shape) or value.dtype != example.dtype:
-            raise ImportModelError(
-                f"input {spec.arg.name}: the program was exported for {value.dtype} {tuple(value.shape)}, the example "
-                f"is {example.dtype} {tuple(example.shape)}; export it again with this shape"
-            )
