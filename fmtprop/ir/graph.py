@@ -31,6 +31,8 @@ class Graph:
     ----------
     name : str
         Name of the model.
+    structure : str
+        Nesting of the caller's arguments and results, as JSON (:mod:`fmtprop.ir.structure`); empty for flat tensors.
 
     Examples
     --------
@@ -43,14 +45,12 @@ class Graph:
     ['input', 'eltwise', 'output']
     """
 
-    def __init__(self, name: str = "graph") -> None:
-        self.name = name
+    def __init__(self, name: str = "graph", structure: str = "") -> None:
+        self.name, self.structure = name, structure
         self._graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
         #: constant name -> torch tensor, Initialiser, or Deferred (during compilation, or if loaded so); a constant
         #: that was released after packing has no entry
         self.constants: dict[str, Any] = {}
-        #: nesting of the caller's arguments and results, as JSON (:mod:`fmtprop.ir.structure`); "" for flat tensors
-        self.structure: str = ""
         self._order = 0
         # cached answers until the next edit: passes ask for the same order and operands again and again
         self._ranks: dict[str, int] | None = None
@@ -371,10 +371,9 @@ class Graph:
 
     def copy(self) -> Graph:
         """Return an independent copy; it shares nodes and constant data, which are immutable."""
-        other = Graph(self.name)
+        other = Graph(self.name, self.structure)
         other._graph = _copied(self._graph)
         other.constants = dict(self.constants)
-        other.structure = self.structure
         other._order = self._order
         other._ranks = None if self._ranks is None else dict(self._ranks)
         other._inputs = dict(self._inputs)

@@ -133,8 +133,7 @@ def from_networkx(nxg: nx.MultiDiGraph[str]) -> Graph:
     inputs = {key: _inputs(nxg, node) for key, node in nodes.items()}
     orders = _orders(nxg, nodes)
 
-    graph = Graph(name)
-    graph.structure = structure
+    graph = Graph(name, structure)
     graph.constants = {key: data["data"] for key, data in nxg.nodes(data=True) if "data" in data}
     for key, node in nodes.items():
         graph._graph.add_node(key, node=node, order=orders[key])

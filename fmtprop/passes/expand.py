@@ -92,8 +92,7 @@ class ExpandingPass(ABC):
         rewritten = {node.name for node in self.eligible(graph)}
         if not rewritten:
             return graph
-        out = Graph(graph.name)
-        out.structure = graph.structure
+        out = Graph(graph.name, graph.structure)
         for node in graph.nodes():
             if node.name in rewritten:
                 self.replace(graph, out, node)

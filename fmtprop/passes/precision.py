@@ -51,8 +51,7 @@ class LowerPrecision:
 class _Conversion:
     def __init__(self, graph: Graph, dtype: DataType) -> None:
         self.source, self.dtype = graph, dtype
-        self.out = Graph(graph.name)
-        self.out.structure = graph.structure
+        self.out = Graph(graph.name, graph.structure)
         self.values: dict[Value, Value] = {}
         self.casts: dict[tuple[Value, DataType], Value] = {}
         self.positions = _positions(graph)

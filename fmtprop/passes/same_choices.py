@@ -74,8 +74,7 @@ def _origin(graph: Graph, value: Value) -> Value:
 class _Transfer:
     def __init__(self, spec: SameChoices, graph: Graph) -> None:
         self.spec, self.setting, self.source = spec, spec.setting, graph
-        self.out = Graph(graph.name)
-        self.out.structure = graph.structure
+        self.out = Graph(graph.name, graph.structure)
         #: node without its name, request, choice -> the answer to equal nodes
         self._known: dict[object, Candidate] = {}
 

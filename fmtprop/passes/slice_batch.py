@@ -101,8 +101,7 @@ class _Rewrite:
 
     def __init__(self, graph: Graph, stretch: set[str], batch: int, images: int) -> None:
         self.graph, self.stretch, self.batch, self.images = graph, stretch, batch, images
-        self.out = Graph(graph.name)
-        self.out.structure = graph.structure
+        self.out = Graph(graph.name, graph.structure)
         self.done = False
 
     def run(self) -> Graph:
