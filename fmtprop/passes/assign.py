@@ -23,7 +23,7 @@ from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.editing import unused_name
 from fmtprop.passes.formats import dense, describe, plain
 from fmtprop.passes.policies import POLICIES, Policy, Question
-from fmtprop.passes.target import Candidate, Setting, can_be_read
+from fmtprop.passes.target import Candidate, Setting, can_be_read, free_results
 
 #: types of which all numbers are f32 numbers, too
 _HALVES = frozenset({DataType.BF16, DataType.F16})
@@ -84,8 +84,7 @@ class Assignment:
     def __init__(self, spec: AssignFormats, graph: Graph) -> None:
         self.spec, self.setting = spec, spec.setting
         self.source = graph
-        self.out = Graph(graph.name)
-        self.out.structure = graph.structure
+        self.out = Graph(graph.name, graph.structure)
         self.tensors: dict[Value, Placed] = {}
         #: value of the new graph -> the value that it is a reordered copy of
         self.root: dict[Value, Value] = {}
@@ -199,8 +198,7 @@ class Assignment:
 
     def _fall_back(self, node: Node, given: Mapping[str, MemoryDesc]) -> Candidate:
         request = {name: desc if desc.is_plain else plain(desc) for name, desc in given.items()}
-        request |= {n: MemoryDesc.any(t.dims, t.dtype) for n, t in zip(result_names(node), node.results, strict=True)}
-        for candidate in self.setting.fallback.candidates(node, request):
+        for candidate in self.setting.fallback.candidates(node, {**request, **free_results(node)}):
             return candidate
         raise UnsupportedOpError(
             f"{node.label}: neither {self.setting.target.name} nor {self.setting.fallback.name} can run it"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from fmtprop.errors import FmtpropError
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.layout.parts import in_place_parts as in_place_parts
-
-_LETTERS = "abcdefghijkl"
+from fmtprop.layout.tags import LETTERS
 
 #: planning asks for the same formats again and again, and compares them: comparing an object with itself is fast
 _kept = lru_cache(maxsize=4096)
@@ -36,7 +36,7 @@ def channels_last(desc: MemoryDesc) -> MemoryDesc:
     """Return the dense descriptor with axis 1 innermost (``acdb`` for rank 4); plain below rank 3."""
     if desc.ndim < 3:
         return plain(desc)
-    letters = _LETTERS[: desc.ndim]
+    letters = LETTERS[: desc.ndim]
     return MemoryDesc(desc.dims, desc.dtype, tag=letters[0] + letters[2:] + letters[1])
 
 
@@ -52,8 +52,29 @@ def channel_blocked(desc: MemoryDesc, block: int) -> MemoryDesc:
     """Return the descriptor with axis 1 blocked (``aBcd16b`` for rank 4); plain below rank 3."""
     if desc.ndim < 3:
         return plain(desc)
-    letters = _LETTERS[: desc.ndim]
+    letters = LETTERS[: desc.ndim]
     return MemoryDesc(desc.dims, desc.dtype, tag=f"{letters[0]}B{letters[2:]}{block}b")
+
+
+def even_step(axes: Sequence[tuple[int, int]]) -> int | None:
+    """Return the step of axes taken as one, 0 for no axes; None if its elements do not follow one another evenly.
+
+    Parameters
+    ----------
+    axes : sequence of (int, int)
+        Size and step of each, the outermost first.
+
+    Examples
+    --------
+    >>> even_step([(2, 12), (3, 4)]), even_step([(2, 16), (3, 4)])
+    (4, None)
+    """
+    expected = step = axes[-1][1] if axes else 0
+    for size, stride in reversed(axes):
+        if stride != expected:
+            return None
+        expected *= size
+    return step
 
 
 def dense(desc: MemoryDesc) -> MemoryDesc:

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import Category, OpDef
-from fmtprop.ir.ports import Role, port, ports, result_names
+from fmtprop.ir.ports import Role, port, ports
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.formats import dense, like, plain, unspecified, usual
+from fmtprop.passes.target import free_results
 
 #: cost of a reorder in seconds, None if no reorder exists
 ReorderCost = Callable[[MemoryDesc, MemoryDesc], "float | None"]
@@ -68,8 +70,7 @@ class Question:
     roles: Mapping[str, Role] = field(init=False)
 
     def __post_init__(self) -> None:
-        named = zip(result_names(self.node), self.node.results, strict=True)
-        object.__setattr__(self, "results", {name: MemoryDesc.any(t.dims, t.dtype) for name, t in named})
+        object.__setattr__(self, "results", free_results(self.node))
         object.__setattr__(self, "roles", {one.name: one.role for one in ports(self.node, self.given)})
 
     def activations(self) -> list[str]:
@@ -165,7 +166,7 @@ def _compute(question: Question) -> Iterator[Option]:
 
 def _from_sources(question: Question, rule: str) -> Iterator[Option]:
     sources = question.activations()
-    full = max((question.given[name].dims for name in sources), key=lambda dims: _size(dims), default=())
+    full = max((question.given[name].dims for name in sources), key=prod, default=())
     voters = [name for name in sources if question.given[name].dims == full] or sources
     offers = [dense(question.given[name]) for name in voters if question.given[name].kind == "blocked"]
     offers += usual(question.given[voters[0]])
@@ -197,13 +198,6 @@ def _agreements(question: Question, sources: list[str], offer: MemoryDesc) -> It
             else plain(question.given[name])
             for name in sources
         }
-
-
-def _size(dims: tuple[int, ...]) -> int:
-    total = 1
-    for size in dims:
-        total *= size
-    return total
 
 
 #: by name; `optimal` is solved over the whole graph, by a separate pass

@@ -159,15 +159,32 @@ def is_optimized(target: Target, node: Node, types: Mapping[str, TensorType]) ->
     )
 
 
-def _requests(node: Node, types: Mapping[str, TensorType]) -> Iterator[Request]:
-    """Yield a request that leaves everything to the target, then requests with all sources in one format."""
-    free = {name: MemoryDesc.any(type_.dims, type_.dtype) for name, type_ in types.items()}
+def free_results(node: Node) -> dict[str, MemoryDesc]:
+    """Return the request that leaves the formats of a node's results to the target."""
+    return {n: MemoryDesc.any(t.dims, t.dtype) for n, t in zip(result_names(node), node.results, strict=True)}
+
+
+def free_request(node: Node, types: Mapping[str, TensorType]) -> dict[str, MemoryDesc]:
+    """Return the request that leaves everything to the target; vectors of parameters have only one format.
+
+    Parameters
+    ----------
+    node : Node
+        Of a normal graph.
+    types : mapping of str to TensorType
+        Type of each operand by name, those of post-ops included.
+    """
+    request = {name: MemoryDesc.any(type_.dims, type_.dtype) for name, type_ in types.items()}
     for one in ports(node, types):
         if one.role is Role.PARAMETER and types[one.name].ndim < 2:
-            free[one.name] = MemoryDesc(types[one.name].dims, types[one.name].dtype)
-    read = sources(node, types)
+            request[one.name] = MemoryDesc(types[one.name].dims, types[one.name].dtype)
+    return {**request, **free_results(node)}
+
+
+def _requests(node: Node, types: Mapping[str, TensorType]) -> Iterator[Request]:
+    """Yield a request that leaves everything to the target, then requests with all sources in one format."""
+    free, read = free_request(node, types), sources(node, types)
     widest = max(read, key=lambda name: types[name].size)
-    free |= {n: MemoryDesc.any(t.dims, t.dtype) for n, t in zip(result_names(node), node.results, strict=True)}
     if opdef(node.op).category is Category.COMPUTE:
         yield free
     for desc in usual(MemoryDesc(types[widest].dims, types[widest].dtype)):

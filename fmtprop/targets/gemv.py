@@ -13,7 +13,7 @@ from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.sum import Sum
-from fmtprop.passes.formats import by_columns, plain
+from fmtprop.passes.formats import by_columns, even_step, plain
 from fmtprop.passes.target import Request
 
 __all__ = ["gemv_kernels"]
@@ -97,17 +97,13 @@ def _step(desc: MemoryDesc, dst: MemoryDesc, axes: Iterable[int]) -> int | None:
     None if steps are uneven.
     """
     missing = dst.ndim - desc.ndim
-    steps = [
-        (dst.dims[axis], 0 if axis < missing or desc.dims[axis - missing] == 1 else desc.strides[axis - missing])
-        for axis in axes
-        if dst.dims[axis] > 1
-    ]
-    expected = first = steps[-1][1] if steps else 0
-    for size, step in reversed(steps):
-        if step != expected:
-            return None
-        expected *= size
-    return first
+    return even_step(
+        [
+            (dst.dims[axis], 0 if axis < missing or desc.dims[axis - missing] == 1 else desc.strides[axis - missing])
+            for axis in axes
+            if dst.dims[axis] > 1
+        ]
+    )
 
 
 def _is_consecutive(desc: MemoryDesc) -> bool:

@@ -39,7 +39,7 @@ from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.rms_norm import RmsNorm
 from fmtprop.ops.rotary_embedding import RotaryEmbedding
-from fmtprop.passes.formats import channels_last, dense, like, plain
+from fmtprop.passes.formats import channels_last, dense, even_step, like, plain
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.attention import attention_kernels
 from fmtprop.targets.bound import Bound, Place, Stream, failed
@@ -132,12 +132,7 @@ def _pitch(axes: tuple[tuple[int, int], ...]) -> int | None:
     *outer, (length, step) = axes or ((0, 0),)
     if step != 1:
         return None
-    pitch = expected = outer[-1][1] if outer else length
-    for size, step in reversed(outer):
-        if step != expected:
-            return None
-        expected *= size
-    return pitch
+    return even_step(outer) if outer else length
 
 
 def _is_euclidean(attrs: Reduction) -> bool:
@@ -306,12 +301,7 @@ def _channels_pitch(desc: MemoryDesc) -> int:
         return 0
     axes = enumerate(zip(desc.dims, desc.strides, strict=True))
     places = [(size, step) for axis, (size, step) in axes if axis != 1 and size > 1]
-    expected = pitch = places[-1][1] if places else desc.dims[1]
-    for size, step in reversed(places):
-        if step != expected:
-            return 0
-        expected *= size
-    return pitch
+    return (even_step(places) or 0) if places else desc.dims[1]
 
 
 def _reduction(alg: str, axes: tuple[int, ...], request: Request) -> Iterator[Candidate]:

@@ -13,7 +13,7 @@ from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import OPSET, Category, linear_of, opdef
-from fmtprop.ir.ports import Role, port, result_names, sources
+from fmtprop.ir.ports import result_names, sources
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.concat import Concat
@@ -21,7 +21,7 @@ from fmtprop.passes.formats import describe, in_place_parts, like, plain
 from fmtprop.passes.optimal.usable_formats import usable_formats
 from fmtprop.passes.optimal.variants import FUSIONS
 from fmtprop.passes.optimal.ways import Enumeration, Way
-from fmtprop.passes.target import AS_GRADIENT, Candidate, Setting, can_be_read
+from fmtprop.passes.target import AS_GRADIENT, Candidate, Setting, can_be_read, free_request
 
 __all__ = ["Pins", "enumerate_ways"]
 
@@ -245,16 +245,7 @@ class _Enumerator:
                 yield {**request, **{name: pin for name, pin in pins.items() if name in request}}
 
     def _free(self, node: Node, inputs: Mapping[str, Value]) -> dict[str, MemoryDesc]:
-        """Return the request that leaves everything to the target; vectors of parameters have only one format."""
-        request = {}
-        for name, value in inputs.items():
-            type_ = self.graph.type_of(value)
-            any_desc = MemoryDesc.any(type_.dims, type_.dtype)
-            vector = port(node, name).role is Role.PARAMETER and type_.ndim < 2
-            request[name] = plain(any_desc) if vector else any_desc
-        for name, type_ in zip(result_names(node), node.results, strict=True):
-            request[name] = MemoryDesc.any(type_.dims, type_.dtype)
-        return request
+        return free_request(node, {name: self.graph.type_of(value) for name, value in inputs.items()})
 
     def _activations(self, node: Node, inputs: Mapping[str, Value]) -> list[str]:
         """Return the sources with a choice of format: those that do not depend only on constants."""
