@@ -9,6 +9,7 @@ from fmtprop.errors import UnsupportedOpError
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.policies import POLICIES
 from fmtprop.targets.registry import provider, target_names
+from fmtprop.tuning import TUNES
 
 __all__ = ["DEFAULT_POLICY", "OPTIMAL", "Options", "Tune"]
 
@@ -24,9 +25,6 @@ _KNOWN: Mapping[str, tuple[str, ...]] = {
     "special_values": ("fast", "exact"),
     "verify": ("off", "on", "full"),
 }
-
-#: sources of costs
-_SOURCES = ("auto", "model", "measure", "remeasure")
 
 _EFFORTS = ("quick", "patient")
 
@@ -61,7 +59,7 @@ class Tune:
     effort: str | None = None
 
     def __post_init__(self) -> None:
-        _check_known("costs", self.costs, _SOURCES, "Tune")
+        _check_known("costs", self.costs, TUNES, "Tune")
         if self.effort is not None:
             _check_known("effort", self.effort, _EFFORTS, "Tune")
 
@@ -116,7 +114,7 @@ class Options:
         for name, values in {**_KNOWN, "target": target_names()}.items():
             _check_known(name, getattr(self, name), values)
         if not isinstance(self.tune, Tune):
-            _check_known("tune", self.tune, _SOURCES)
+            _check_known("tune", self.tune, TUNES)
         for name in _BOOLEANS:
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(name, "be True or False", getattr(self, name))

@@ -15,13 +15,14 @@ from fmtprop.dnnl import _abi
 from fmtprop.dnnl.enums import data_type
 from fmtprop.dnnl.fields import query_fields
 from fmtprop.dnnl.library import lib, raise_status
-from fmtprop.dnnl.sizes import INT64_MAX, int64_array
+from fmtprop.dnnl.sizes import int64_array
 from fmtprop.errors import FormatError, ShapeError
 from fmtprop.layout import FormatKind, MemoryDesc
+from fmtprop.layout.geometry import INT64_MAX
+from fmtprop.layout.tags import LETTERS
 
 _TAG_ANY = 1
 _TAG_NUMBERS = {name: number for number, name in enumerate(_abi.FORMAT_TAGS)}
-_LETTERS = "abcdefghijkl"
 
 
 def create(desc: MemoryDesc) -> _abi.dnnl_memory_desc_t:
@@ -73,7 +74,7 @@ def _usual_tag(desc: MemoryDesc) -> str:
     An image of one row in channels-last is ``adbc`` too, but by this tag its axis of size 1 has another stride, and no
     kernel takes it.
     """
-    tag, letters = str(desc.tag), _LETTERS[: len(desc.dims)]
+    tag, letters = str(desc.tag), LETTERS[: len(desc.dims)]
     if 1 not in desc.dims[2:] or desc.inner_blocks or tag == letters:
         return tag
     channels_last = letters[0] + letters[2:] + letters[1]
@@ -179,8 +180,8 @@ def _needs_border(desc: MemoryDesc, axis: int) -> bool:
 
 def _tag(desc: MemoryDesc, order: Sequence[int]) -> str:
     blocked = {axis for axis, _ in desc.inner_blocks}
-    outer = "".join(_LETTERS[axis].upper() if axis in blocked else _LETTERS[axis] for axis in order)
-    return outer + "".join(f"{size}{_LETTERS[axis]}" for axis, size in desc.inner_blocks)
+    outer = "".join(LETTERS[axis].upper() if axis in blocked else LETTERS[axis] for axis in order)
+    return outer + "".join(f"{size}{LETTERS[axis]}" for axis, size in desc.inner_blocks)
 
 
 def _blocks(desc: MemoryDesc) -> list[int]:

@@ -18,9 +18,10 @@ from fmtprop.dnnl.enums import data_type_name
 from fmtprop.dnnl.fields import ANY, BLOCKED, Fields, query_fields, query_ndims
 from fmtprop.dnnl.handle import Handle
 from fmtprop.dnnl.library import lib, raise_status
-from fmtprop.dnnl.sizes import INT64_MAX, int64_array
+from fmtprop.dnnl.sizes import int64_array
 from fmtprop.errors import DnnlError, FormatError, ShapeError, UnsupportedOpError
 from fmtprop.layout import DataType, FormatKind, InnerBlock, MemoryDesc
+from fmtprop.layout.geometry import INT64_MAX
 
 # Opaque MemoryDesc <-> native descriptor. Kept for the life of the process: a MemoryDesc is a plain value, so the last
 # use of its token is unknown. There is one entry per distinct opaque layout, thus few.

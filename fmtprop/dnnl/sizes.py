@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from ctypes import Array, c_float, c_int64
 
 from fmtprop.errors import ShapeError
-
-MAX_NDIMS = 12
-INT64_MAX = 2**63 - 1
+from fmtprop.layout.geometry import INT64_MAX
+from fmtprop.layout.tags import MAX_NDIMS
 
 
 def int64_array(values: Iterable[int], what: str) -> Array[c_int64]:

@@ -15,7 +15,7 @@ from fmtprop.jit.assembler import at
 from fmtprop.jit.functions import FUNCTIONS
 from fmtprop.jit.gemv import CHAINS, GemvArguments, Tail
 from fmtprop.jit.isa import Isa
-from fmtprop.jit.program import THREAD, THREADS, Program, with_table
+from fmtprop.jit.program import ARITHMETIC, THREAD, THREADS, Program, with_table
 from fmtprop.layout import DataType
 
 __all__ = ["gemv"]
@@ -48,8 +48,6 @@ _SIDE_BY_SIDE: Final = (4, 2)
 #: On Zen 4, this reads 41 to 46 GB/s with two threads, as a sum of all numbers does; 26 to 37 without, 24 to 34 with a
 #: prefetch to the first cache. With several outputs side by side, the distance is so many pages
 _AHEAD_NBYTES: Final = 4096
-
-_OPERATIONS = {"add": "VADDPS", "sub": "VSUBPS", "mul": "VMULPS", "div": "VDIVPS"}
 
 
 def gemv(
@@ -176,7 +174,7 @@ class _Gemv(Program):
                 self.v("VMOVUPS", x, FUNCTIONS[one.alg](self, self.vector(), one.alpha, one.beta))
             else:
                 self._read(y, f"post_op_{number}", one.dtype, is_number=one.is_number)
-                self.v(_OPERATIONS[one.alg], x, x, y)
+                self.v(ARITHMETIC[one.alg], x, x, y)
         self._find("dst", dst)
         with self._numbers_of(dst):
             self.store(at(_PLACE), x)

@@ -13,7 +13,10 @@ from iced_x86 import Code, Instruction, MemoryOperand, Register
 from fmtprop.jit.assembler import Assembler, at
 from fmtprop.jit.isa import Isa
 
-__all__ = ["THREAD", "THREADS", "Program", "with_table"]
+__all__ = ["ARITHMETIC", "THREAD", "THREADS", "Program", "with_table"]
+
+#: operation -> its instruction
+ARITHMETIC = {"add": "VADDPS", "sub": "VSUBPS", "mul": "VMULPS", "div": "VDIVPS"}
 
 #: registers with the number of threads, and the number of this thread
 THREADS, THREAD = Register.RBP, Register.R12

@@ -11,7 +11,7 @@ from iced_x86 import Register
 from fmtprop.jit.assembler import Assembler, at
 from fmtprop.jit.isa import Isa
 from fmtprop.jit.kernel import CHUNK_NBYTES, FunctionArguments
-from fmtprop.jit.program import THREAD, THREADS, Program, with_table
+from fmtprop.jit.program import ARITHMETIC, THREAD, THREADS, Program, with_table
 from fmtprop.jit.rows import UNROLLED, AverageArguments, BroadcastArguments, FoldArguments
 
 __all__ = ["average", "broadcast", "fold_columns", "fold_rows", "function"]
@@ -23,8 +23,6 @@ _ITEM, _END = Register.R8, Register.R9
 _LEFT, _LEFT_OF_GROUPS, _LEFT_OF_IMAGES = Register.RCX, Register.RDX, Register.RDI
 
 _SRC, _OTHER, _DST, _START = Register.RSI, Register.R11, Register.RDI, Register.R10
-
-_OPERATIONS = {"add": "VADDPS", "sub": "VSUBPS", "mul": "VMULPS", "div": "VDIVPS"}
 
 #: two vectors in the red zone below the stack (System V AMD64 ABI); no function is called while they are in use
 _SCRATCH = (-64, -128)
@@ -94,14 +92,14 @@ def broadcast(isa: Isa, alg: str, *, shared: bool, bf16: bool) -> bytes:
         for count in p.vectors(UNROLLED, _LEFT):
             for offset in range(0, count * p.vector_nbytes, p.vector_nbytes):
                 p.load(x, at(_SRC, offset))
-                p.v(_OPERATIONS[alg], x, x, number if shared else p.operand(y, at(_OTHER, offset)))
+                p.v(ARITHMETIC[alg], x, x, number if shared else p.operand(y, at(_OTHER, offset)))
                 p.store(at(_DST, offset), x)
             p.advance(count * p.vector_nbytes, *moving)
         with p.repeat(p.argument("rest"), _LEFT):
             p.load_one(x, at(_SRC))
             if not shared:
                 p.load_one(y, at(_OTHER))
-            p.v(_OPERATIONS[alg], x, x, number if shared else y)
+            p.v(ARITHMETIC[alg], x, x, number if shared else y)
             p.store_one(at(_DST), x)
             p.advance(p.number_nbytes, *moving)
         p.add(_SRC, p.argument("gap"))

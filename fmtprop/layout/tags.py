@@ -16,6 +16,7 @@ MAX_NDIMS = 12
 """Largest number of dimensions of a descriptor (``DNNL_MAX_NDIMS``)."""
 
 LETTERS = "abcdefghijkl"
+"""Letters of the axes, in logical order."""
 
 # Logical dimension order of each domain; a domain tag is any arrangement of one domain's letters.
 # n minibatch, c channel, o/i output/input channel, g group, d/h/w spatial; RNN: t time, l layer, d direction.

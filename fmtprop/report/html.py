@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fmtprop.errors import FmtpropError
 from fmtprop.layout import MemoryDesc
+from fmtprop.layout.tags import LETTERS
 from fmtprop.pictures.svg import draw_svg
 from fmtprop.report.ledger import CAUSES
 from fmtprop.system.printable import printable
@@ -31,8 +32,6 @@ __all__ = ["notebook", "page"]
 _DRAWN = 2
 #: most elements of a picture
 _MOST_DRAWN = 4096
-#: letters of axes in tags
-_AXES = "abcdefghijkl"
 #: rows of the table in a notebook
 _ROWS = 10
 
@@ -139,7 +138,7 @@ def _pictures(policies: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]
     formats = {(row[side], len(row["dims"])) for one in policies for row in one["reorders"] for side in ("src", "dst")}
     # an edge does not tell the rank of its tensor, but the letters of its tag do
     edges = {edge["format"] for one in policies for edge in one["edges"]}
-    formats |= {(name, len({*name.partition(":")[2].lower()} & {*_AXES})) for name in edges}
+    formats |= {(name, len({*name.partition(":")[2].lower()} & {*LETTERS})) for name in edges}
     found = {name: drawn for name, rank in sorted(formats) if (drawn := _picture(name, rank)) is not None}
     return {"formats": found, "causes": CAUSES}
 

@@ -17,6 +17,7 @@ from fmtprop.ir.op import Lowering, OpDef, Primitive, loses_special_values, opde
 from fmtprop.ir.ports import result_names
 from fmtprop.jit import ALONE_NBYTES, CHUNK_NBYTES, Kernel, kernel_for, unavailable
 from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.ops.building import NATIVE_FLOATS
 from fmtprop.passes.formats import plain, worth_trying
 from fmtprop.passes.target import Candidate, Request, is_loop
 from fmtprop.targets.arguments import tail_arguments
@@ -25,9 +26,6 @@ from fmtprop.targets.kernels import kernel_candidates
 from fmtprop.targets.known_bad import known_bad
 from fmtprop.targets.mkldnn.recurrent import recurrent_candidates
 from fmtprop.targets.primitive import PrimitiveImplementation, one_thread
-
-#: data types in which oneDNN computes; nodes of other types run on the reference target
-_FLOATING = frozenset({DataType.F32, DataType.BF16, DataType.F16})
 
 #: rough costs of a reorder for comparing choices: seconds per call, bytes per second
 _CALL_SECONDS, _BYTES_PER_SECOND = 2e-6, 1e10
@@ -297,10 +295,10 @@ def _computable(declaration: OpDef, request: Request) -> bool:
     """Whether oneDNN computes in these data types at all; a reorder also converts integers that it knows."""
     types = {desc.dtype for desc in request.values()}
     if declaration.name == "reorder":
-        return types <= _FLOATING or (len(types) == 1 and types <= {DataType.S32, DataType.S8, DataType.U8})
+        return types <= NATIVE_FLOATS or (len(types) == 1 and types <= {DataType.S32, DataType.S8, DataType.U8})
     if any(one.is_workspace for one in (*declaration.operands, *declaration.results)):
         types.discard(DataType.U8)
-    return types <= _FLOATING
+    return types <= NATIVE_FLOATS  # nodes of other types run on the reference target
 
 
 def _tail(node: Node) -> object:
