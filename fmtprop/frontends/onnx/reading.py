@@ -167,6 +167,11 @@ _INVALID = (
 def _check(model: onnx.ModelProto, name: str) -> None:
     """Check a model by ONNX's rules, except some that ONNX Runtime and exporters do not follow."""
     _name_domains(model)
+    for info in filter(_is_of_unknown_rank, model.graph.input):
+        raise ImportModelError(
+            f"{name}: input {info.name} declares no axes, and ONNX requires them: give the input a shape, with names "
+            "for sizes that change"
+        )
     outputs = list(model.graph.output)
     del model.graph.output[:]
     # an output may have unknown rank; the result of its node is checked all the same

@@ -220,6 +220,11 @@ def test_functions_are_written_out():
             r"node y \(NonZero\): the result's shape depends on the values of the inputs.*InferenceSession",
         ),
         ("y = RandomNormalLike(x)", r"node y \(RandomNormalLike\) draws random numbers"),
+        (
+            "t = Constant<value_int: int = 1>() t1 = Cast<to: int = 9>(t) r = Constant<value_float: float = 0.5>() "
+            "y = Dropout(x, r, t1)",
+            r"node y \(Dropout\): training mode, which draws random numbers \(export .* inference\), is not supported",
+        ),
         ("y = MatMul(x, x)", r"node y \(MatMul\) cannot run on float32\[2, 3\]"),
         ("y = Nonsense(x)", "is no valid ONNX model.*Nonsense"),
         ("y = Relu(nothing)", "is no valid ONNX model.*nothing"),
@@ -229,6 +234,13 @@ def test_errors_name_the_node(body, message):
     text = f'<ir_version: 8, opset_import: ["" : 17]> g (float[2, 3] x) => (float[n] y) {{ {body} }}'
     with pytest.raises(ImportModelError, match=message):
         from_onnx(parser.parse_model(text))
+
+
+def test_an_input_of_unknown_rank_is_named():
+    model = parser.parse_model('<ir_version: 8, opset_import: ["" : 17]> g (float[3] x) => (float[3] y) { y = Neg(x) }')
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(ImportModelError, match="input x declares no axes, and ONNX requires them: give the input a sh"):
+        from_onnx(model)
 
 
 def test_what_no_plan_can_hold_runs_node_by_node():

@@ -174,7 +174,7 @@ def _dropout(
     x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None, *, seed: int = 0, wanted: int
 ) -> Any:
     if training is not None and flag(training, "training_mode") and (ratio is None or number(ratio) != 0):
-        raise NotImplementedError("dropout in training mode draws random numbers; export the model for inference")
+        raise NotImplementedError("training mode, which draws random numbers (export the model for inference),")
     return (x, torch.ones_like(x, dtype=torch.bool)) if wanted > 1 else x
 
 
