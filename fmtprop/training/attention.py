@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fmtprop import dnnl
 
-__all__ = ["attention_in_parts"]
+__all__ = ["attention_in_parts", "heads_in_parts"]
 
 
 def attention_in_parts(function: Callable[..., Tensor], lowered: bool) -> Callable[..., Tensor]:
@@ -38,6 +39,22 @@ def attention_in_parts(function: Callable[..., Tensor], lowered: bool) -> Callab
         # scaled queries: a factor of the weights would be a step of its own in the backward pass
         scaled = query * (query.shape[-1] ** -0.5 if scale is None else scale)
         return (scaled @ key.transpose(-2, -1)).softmax(-1) @ value
+
+    call.__name__ = call.__qualname__ = function.__name__
+    return call
+
+
+def heads_in_parts(function: Callable[..., Any], lowered: bool) -> Callable[..., Any]:
+    """Return ``torch.nn.functional.multi_head_attention_forward`` with attention of :func:`attention_in_parts`."""
+    whole = F.scaled_dot_product_attention
+    in_parts = attention_in_parts(whole, lowered)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        F.scaled_dot_product_attention = in_parts  # a mode for functions would not reach calls inside of a function
+        try:
+            return function(*args, **kwargs)
+        finally:
+            F.scaled_dot_product_attention = whole
 
     call.__name__ = call.__qualname__ = function.__name__
     return call

@@ -23,7 +23,7 @@ from torch._guards import TracingContext
 
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.turns import Compare
-from fmtprop.training.attention import attention_in_parts
+from fmtprop.training.attention import attention_in_parts, heads_in_parts
 from fmtprop.training.effects import join_checks, without_tokens
 from fmtprop.training.embedding_bag import whole_embedding_bag
 from fmtprop.training.hooks import watch_hooks
@@ -31,6 +31,7 @@ from fmtprop.training.lrn import whole_lrn
 from fmtprop.training.recurrent import RECURRENT, whole_recurrent
 from fmtprop.training.rival import Rival, as_captured
 from fmtprop.training.step import Step, leading_sizes
+from fmtprop.training.unread_rows import leave_out_unread_rows
 
 __all__ = ["Compiler", "training_backend"]
 
@@ -106,6 +107,7 @@ def training_backend(
             keep_inference_input_mutations=writes and not torch.is_grad_enabled(),
         )
         captured = as_captured(module)
+        leave_out_unread_rows(module.graph)
         _replace_calls(module, options.dtype)
         with _step_by_step(module), _resamplings_whole():
             run = traced(module, example_inputs)
@@ -129,6 +131,7 @@ def _replace_calls(module: fx.GraphModule, dtype: str) -> None:
     made: dict[str, Callable[..., Any]] = {
         **_WHOLE,
         "scaled_dot_product_attention": partial(attention_in_parts, lowered=dtype == "bf16"),
+        "multi_head_attention_forward": partial(heads_in_parts, lowered=dtype == "bf16"),
     }
     for node in module.graph.nodes:
         make = made.get(getattr(node.target, "__name__", ""))

@@ -50,6 +50,11 @@ def test_short_attention_in_bf16_runs_in_parts(
     assert is_whole(Heads(**how), torch.randn(2, length, 32), dtype, autocast) is expected
 
 
+def test_heads_of_pytorchs_module_run_in_parts() -> None:
+    layer = nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True)
+    assert not is_whole(layer, torch.randn(2, 24, 32), "bf16", autocast=False)
+
+
 @pytest.mark.parametrize("factor", [1.0, 8.0])
 def test_gradients_are_as_exact_as_under_autocast(factor: float) -> None:
     torch.manual_seed(0)

@@ -1,0 +1,305 @@
+"""Rows of a captured graph that nothing reads: only the others are computed, forward and, by autograd, backward.
+
+A classifier on the first token of a transformer reads one row of its last layer.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from inspect import signature
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+__all__ = ["leave_out_unread_rows"]
+
+#: more rows than this share of an axis are computed as the program does
+_MOST_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Consecutive rows of a tensor along an axis."""
+
+    axis: int
+    start: int
+    size: int
+
+    @property
+    def index(self) -> tuple[slice, ...]:
+        return (*[slice(None)] * self.axis, slice(self.start, self.start + self.size))
+
+
+#: place of a node's argument -> its rows that the node reads; it reads all of each other argument
+_Read = Mapping[int | str, _Rows]
+
+
+def leave_out_unread_rows(graph: fx.Graph) -> None:
+    """Change a graph of PyTorch's functions so that it computes only the rows that are read.
+
+    Each node passes the rows that its readers select on to its operands, where it computes rows independently. A
+    dropout draws the numbers of all rows, as PyTorch would.
+
+    Parameters
+    ----------
+    graph : torch.fx.Graph
+        The graph, changed in place. Values of its tensors are in ``meta["example_value"]``.
+
+    Notes
+    -----
+    The gradient of a row that is not read is 0. PyTorch multiplies this 0 by numbers of that row, so a NaN there
+    reaches its gradients of weights, and not these.
+    """
+    asked: dict[fx.Node, set[_Rows | None]] = defaultdict(set)
+    few: dict[fx.Node, _Rows] = {}
+    reads: dict[fx.Node, _Read] = {}
+    for node in reversed(graph.nodes):
+        rows = next(iter(asked[node])) if len(asked[node]) == 1 else None
+        read = None if rows is None else _operands(node, rows)
+        if rows is not None and read is not None:
+            few[node], reads[node] = rows, read
+        read = _selected(node) if read is None else read
+        for place, argument in (*enumerate(node.args), *node.kwargs.items()):
+            for operand in _nodes(argument):
+                asked[operand].add(read.get(place))
+    if reads:
+        _Rewriting(graph, few).run(reads)
+
+
+def _nodes(argument: Any) -> list[fx.Node]:
+    """Return the nodes in an argument."""
+    found: list[fx.Node] = []
+    fx.map_arg(argument, found.append)
+    return found
+
+
+class _Rewriting:
+    """The nodes of which some rows are computed, and slices of others."""
+
+    def __init__(self, graph: fx.Graph, few: Mapping[fx.Node, _Rows]) -> None:
+        self._graph, self._few = graph, few
+        self._parts: dict[tuple[fx.Node, _Rows], fx.Node] = {}
+
+    def run(self, reads: Mapping[fx.Node, _Read]) -> None:
+        """Rewrite the graph."""
+        for node in list(self._graph.nodes):
+            if node in reads:
+                self._rewrite(node, self._few[node], reads[node])
+                continue
+            selected = _selected(node)
+            if selected and _args(node)[0] in self._few:  # all rows that are left
+                index, rows = list(_args(node)[1]), selected[0]
+                index[rows.axis] = 0 if isinstance(index[rows.axis], int) else slice(None)
+                node.args = (_args(node)[0], tuple(index))
+        for node in reads:
+            node.meta.pop("example_value")
+
+    def _rewrite(self, node: fx.Node, rows: _Rows, read: _Read) -> None:
+        with self._graph.inserting_before(node):
+            for place, few in read.items():
+                if isinstance(place, int):
+                    node.update_arg(place, self._part(_args(node)[place], few))
+                else:
+                    node.update_kwarg(place, self._part(node.kwargs[place], few))
+            if _name(node) in _RESHAPES:
+                sizes = list(_sizes(node))
+                sizes[rows.axis] = rows.size if sizes[rows.axis] >= 0 else -1
+                node.args = (_args(node)[0], *sizes) if node.op == "call_method" else (_args(node)[0], sizes)
+            if _name(node) == "dropout" and (share := _share(node)):
+                value = node.meta["example_value"]
+                ones = self._graph.call_function(torch.ones, (tuple(value.shape),), {"dtype": value.dtype})
+                kept = self._graph.call_function(F.dropout, (ones, share))
+                node.op, node.target, node.kwargs = "call_function", operator.mul, {}
+                node.args = (_args(node)[0], self._part(kept, rows))
+
+    def _part(self, value: Any, rows: _Rows) -> Any:
+        if value in self._few:
+            return value
+        if (value, rows) not in self._parts:
+            self._parts[value, rows] = self._graph.call_function(operator.getitem, (value, rows.index))
+        return self._parts[value, rows]
+
+
+# ---------------------------------------------------------------- nodes that select rows
+
+
+def _selected(node: fx.Node) -> _Read:
+    """Return the rows that a node selects from its first argument, if it selects few consecutive ones."""
+    if _name(node) != "getitem" or not isinstance(_args(node)[1], tuple) or not (dims := _dims(_args(node)[0])):
+        return {}
+    index = _args(node)[1]
+    axis = next((place for place, one in enumerate(index) if one != slice(None)), None)
+    if axis is None or axis >= len(dims) or any(one != slice(None) for one in index[axis + 1 :]):
+        return {}
+    one, size = index[axis], dims[axis]
+    if type(one) is int:
+        rows = _Rows(axis, one % size, 1)
+    elif isinstance(one, slice) and all(type(end) in (int, type(None)) for end in (one.start, one.stop, one.step)):
+        chosen = range(size)[one]
+        rows = _Rows(axis, chosen.start, len(chosen) if chosen.step == 1 else size)
+    else:
+        return {}
+    return {0: rows} if 0 < rows.size <= _MOST_SHARE * size else {}
+
+
+# ---------------------------------------------------------------- nodes that compute rows independently
+
+
+def _operands(node: fx.Node, rows: _Rows) -> _Read | None:
+    """Return the rows of its operands of which a node computes some rows of its result; None if it needs all."""
+    rule = _RULES.get(_name(node))
+    return None if rule is None or not _args(node) else rule(node, rows)
+
+
+def _of_each_operand(node: fx.Node, rows: _Rows) -> _Read | None:
+    """Return the elements of each operand at the same places."""
+    dims = _dims(node)
+    if dims is None or node.kwargs.get("inplace") or any(one is True for one in _args(node)[1:]):
+        return None
+    if any(isinstance(one, fx.Node) for one in node.kwargs.values()):
+        return None
+    found: dict[int | str, _Rows] = {}
+    for place, operand in enumerate(_args(node)):
+        if not isinstance(operand, fx.Node):
+            continue
+        own = _dims(operand)
+        if own is None:
+            return None
+        axis = rows.axis - len(dims) + len(own)
+        if axis >= 0 and own[axis] == dims[rows.axis]:
+            found[place] = replace(rows, axis=axis)
+    return found
+
+
+def _before_last(node: fx.Node, rows: _Rows) -> _Read | None:
+    """Return the same rows, if they are not along the last axis."""
+    dims = _dims(node)
+    return {0: rows} if dims is not None and rows.axis < len(dims) - 1 else None
+
+
+def _normalization(node: fx.Node, rows: _Rows) -> _Read | None:
+    dims, how = _dims(node), _arguments(F.layer_norm, node)
+    return {0: rows} if dims is not None and rows.axis < len(dims) - len(how["normalized_shape"]) else None
+
+
+def _dropout(node: fx.Node, rows: _Rows) -> _Read | None:
+    is_plain = _dims(node) is not None and node.meta["example_value"].is_contiguous()
+    return {0: rows} if is_plain and not _arguments(F.dropout, node)["inplace"] else None
+
+
+def _share(node: fx.Node) -> float:
+    """Return the probability of a dropout that draws numbers, 0 for others."""
+    how = _arguments(F.dropout, node)
+    return float(how["p"]) if how["training"] else 0.0
+
+
+def _transposed(node: fx.Node, rows: _Rows) -> _Read | None:
+    dims, axes = _dims(node), _args(node)[1:]
+    if dims is None or [type(axis) for axis in axes] != [int, int]:
+        return None
+    one, other = (axis % len(dims) for axis in axes)
+    return {0: replace(rows, axis={one: other, other: one}.get(rows.axis, rows.axis))}
+
+
+def _before_axis(node: fx.Node, rows: _Rows) -> _Read | None:
+    """Return the same rows, if only later axes are joined or split."""
+    own, axis = _dims(_args(node)[0]), _args(node)[1] if len(_args(node)) > 1 else 0
+    return {0: rows} if own is not None and type(axis) is int and rows.axis < axis % len(own) else None
+
+
+def _reshaped(node: fx.Node, rows: _Rows) -> _Read | None:
+    dims, own = _dims(node), _dims(_args(node)[0])
+    if dims is None or own is None or len(_sizes(node)) != len(dims):
+        return None
+    for axis, size in enumerate(own):
+        if size == dims[rows.axis] and prod(own[:axis]) == prod(dims[: rows.axis]):
+            return {0: replace(rows, axis=axis)}
+    return None
+
+
+def _sizes(node: fx.Node) -> Sequence[int]:
+    """Return the sizes that a node gives its result; none if they are not numbers."""
+    given: Any = _args(node)[1:]
+    given = given[0] if len(given) == 1 and isinstance(given[0], list | tuple) else given
+    return given if all(type(size) is int for size in given) else ()
+
+
+def _attention(node: fx.Node, rows: _Rows) -> _Read | None:
+    """Return queries, and rows of a mask: all of them are independent."""
+    how, dims = _arguments(_sdpa, node), _dims(node)
+    if dims is None or rows.axis != len(dims) - 2 or how["dropout_p"] or how["is_causal"]:
+        return None
+    found: dict[int | str, _Rows] = {0: rows}
+    if (mask := how["attn_mask"]) is not None:
+        own = _dims(mask)
+        if own is None or len(own) < 2:
+            return None
+        if own[-2] == dims[-2]:
+            found[3 if len(_args(node)) > 3 else "attn_mask"] = replace(rows, axis=len(own) - 2)
+    return found
+
+
+def _multi_head_attention(node: fx.Node, rows: _Rows) -> _Read | None:
+    how = _arguments(F.multi_head_attention_forward, node)
+    draws = how["training"] and how["dropout_p"]
+    return None if rows.axis or draws or how["attn_mask"] is not None or how["is_causal"] else {0: rows}
+
+
+def _first_result(node: fx.Node, rows: _Rows) -> _Read | None:
+    is_first = _args(node)[1] == 0 and isinstance(_args(node)[0].meta.get("example_value"), tuple)
+    return {0: rows} if is_first else None
+
+
+def _sdpa(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    *, scale: Any = None, enable_gqa: bool = False,
+) -> None:  # fmt: skip
+    """Have the parameters of PyTorch's function, which has no signature."""
+
+
+_RESHAPES = ("reshape", "view")
+
+#: name of a function or method -> its operands' rows by those of its result
+_RULES: Mapping[str, Callable[[fx.Node, _Rows], _Read | None]] = {
+    **dict.fromkeys(("add", "sub", "mul", "truediv", "gelu", "relu", "silu", "tanh", "sigmoid"), _of_each_operand),
+    **dict.fromkeys(("contiguous", "float", "to"), _of_each_operand),
+    **dict.fromkeys(("flatten", "unflatten"), _before_axis),
+    **dict.fromkeys(_RESHAPES, _reshaped),
+    "linear": _before_last,
+    "layer_norm": _normalization,
+    "dropout": _dropout,
+    "transpose": _transposed,
+    "getitem": _first_result,
+    "multi_head_attention_forward": _multi_head_attention,
+    "scaled_dot_product_attention": _attention,
+}
+
+
+def _args(node: fx.Node) -> tuple[Any, ...]:
+    return node.args
+
+
+def _arguments(function: Callable[..., Any], node: fx.Node) -> Mapping[str, Any]:
+    how = signature(function).bind(*_args(node), **node.kwargs)
+    how.apply_defaults()
+    return how.arguments
+
+
+def _name(node: fx.Node) -> str:
+    if node.op == "call_method":
+        return str(node.target)
+    return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+
+
+def _dims(value: Any) -> tuple[int, ...] | None:
+    """Return the sizes of a tensor; None if it is none, or if sizes change."""
+    tensor = value.meta.get("example_value") if isinstance(value, fx.Node) else None
+    if not isinstance(tensor, torch.Tensor) or not all(type(size) is int for size in tensor.shape):
+        return None
+    return tuple(tensor.shape)
