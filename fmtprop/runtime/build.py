@@ -344,7 +344,11 @@ class Draft:
         return reads
 
     def _outputs(self) -> tuple[tuple[str, Access], ...]:
-        """Make an output's buffer the caller's tensor if the buffer has no other use."""
+        """Make an output's buffer the caller's tensor if the buffer has no other use.
+
+        The backward half has the caller's tensors for its own results only: a gradient that takes the place of a saved
+        tensor stays in the arena.
+        """
         accesses = [self._place_of(self.graph.inputs(node.name)["src"]) for node in self.graph.output_nodes]
         end = len(self.steps)
         outputs = []
@@ -352,7 +356,8 @@ class Draft:
             root = self.roots[access.buffer]
             alone = sum(other.buffer == access.buffer for other in accesses) == 1
             whole = access.desc.is_packed and access.desc.offset0 == 0 and access.desc.nbytes == root.nbytes
-            if root.home is Home.ARENA and alone and whole:
+            is_saved = node.phase == "backward" and root.first < (self.turn or 0)
+            if root.home is Home.ARENA and alone and whole and not is_saved:
                 root.home, root.index = Home.OUTPUT, index
             root.last = end
             outputs.append((node.name, access))

@@ -132,3 +132,22 @@ def test_small_gradients_have_memory_of_their_own():
     _learn(module, net, torch.randn(4, 64))
     assert not _halves(net).plan.inside
     assert not _halves(net)._leased
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(3, 5) - 0.5)
+
+    def forward(self, x):
+        return nn.functional.softplus(self.scale / (self.scale.abs() + 0.5)) * x
+
+
+def test_a_small_gradient_takes_the_place_of_a_saved_tensor():
+    """The forward half writes the saved tensor before the backward half has a tensor for the gradient."""
+    module, x = Scaled(), torch.randn(3, 5)
+    reference = copy.deepcopy(module)
+    net = fp.compile(module, x, training=True, tune="model", confirm=False, memory="recompute")
+    for call in (net, reference):
+        call(x).sum().backward()
+    torch.testing.assert_close(module.scale.grad, reference.scale.grad)
