@@ -307,27 +307,25 @@ def _is_wrapper(module: nn.Module) -> bool:
 
 @contextmanager
 def _as_it_was(module: nn.Module) -> Any:
-    """Restore what a call may change: buffers, parameters (averages of others), numbers, and torch's generator."""
+    """Restore what a call may change: buffers, parameters (averages of others), attributes, and torch's generator."""
     state = (*module.buffers(), *module.parameters())
     kept = [(tensor, tensor._version, tensor.detach().clone()) for tensor in state]
-    # a flag says that parameters were set by the first numbers, for instance
-    plain = [(part.__dict__, _plain(part.__dict__)) for part in module.modules()]
+    # a flag says that parameters were set by the first numbers, or a buffer is assigned anew
+    owned = [each for part in module.modules() for each in (part.__dict__, part._buffers, part._parameters)]
+    before_call = [(names, dict(names)) for names in owned]
     with torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
-            for attributes, values in plain:
-                attributes.update(values)
+            for names, values in before_call:
+                for name in names.keys() - values.keys():
+                    del names[name]
+                names.update(values)
             with torch.no_grad():
                 for tensor, version, before in kept:
                     # batch normalization changes its averages without a new version
                     if tensor._version != version or not (tensor.is_meta or torch.equal(tensor, before)):
                         tensor.copy_(before)
-
-
-def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes that are numbers, texts or None."""
-    return {name: value for name, value in attributes.items() if isinstance(value, int | float | str | None)}
 
 
 def _first_lines(error: Exception) -> str:

@@ -539,6 +539,31 @@ def test_numbers_of_the_module_are_restored_after_the_example():
     assert ours.calls == theirs.calls == 2
 
 
+class Averaged(nn.Linear):
+    """A layer that assigns a buffer anew in each call, and makes an attribute in its first."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("average", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        if not hasattr(self, "first"):
+            self.first = y.detach().mean()
+        self.average = 0.9 * self.average + 0.1 * y.detach().mean(0)
+        return (y - self.average) * self.first
+
+
+def test_assigned_tensors_are_restored_after_the_example():
+    module = Averaged()
+    theirs = copy.deepcopy(module)
+    ours = fp.compile(module, torch.randn(5, 4), **OPTIONS)
+    assert not hasattr(ours, "first") and not ours.average.any()
+    for _ in range(2):
+        assert_same_step(ours, theirs, torch.randn(5, 4))
+    torch.testing.assert_close(ours.average, theirs.average)
+
+
 def test_more_shapes_than_pytorch_allows(monkeypatch):
     ours, theirs = compiled(nn.Linear(4, 3), torch.randn(2, 4), verify="off")
     for rows in range(3, 11):
