@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from fmtprop.system.printable import first_line
+
 __all__ = ["held_back", "reason"]
 
 _held: ContextVar[list[logging.LogRecord] | None] = ContextVar("held", default=None)
@@ -48,4 +50,4 @@ def reason(error: Exception, held: list[logging.LogRecord]) -> str:
     """Return the first line of the failure: the last error that PyTorch logged, else the raised one."""
     logged = [record.exc_info[1] for record in held if record.exc_info and record.exc_info[1]]
     cause = logged[-1] if logged else error
-    return (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")
+    return first_line(cause).rstrip(".")

@@ -17,6 +17,7 @@ from fmtprop.errors import FmtpropError
 from fmtprop.lens.gain import LEAST_TURNS, LONGEST_SECONDS, WAYS, Gain, Measurement, gain_of
 from fmtprop.lens.tracer import logging, output_of
 from fmtprop.runtime.agreement import error_of_numbers
+from fmtprop.system.printable import first_line
 from fmtprop.verbose import Ledger
 
 __all__ = ["FAILURES", "VARIANTS", "measure"]
@@ -67,7 +68,7 @@ def measure(
             logs[name] = _logged(name, run)
         except FAILURES as error:
             runs.pop(name, None)
-            failed[name] = Measurement(name, failure=str(error).partition("\n")[0][:200])
+            failed[name] = Measurement(name, failure=first_line(error)[:200])
     times: dict[str, list[float]] = {name: [] for name in runs}
     end = monotonic() + LONGEST_SECONDS
     turns = repeats

@@ -24,6 +24,7 @@ from fmtprop.ops.building import Ready, Tensors, is_native, normalised_axis
 from fmtprop.ops.host_call import CallOperand, HostCall, Prepared, arguments_of, host_call, prepare
 from fmtprop.ops.view_attrs import permuted
 from fmtprop.ops.without_data import result_of
+from fmtprop.system.printable import first_line
 
 #: a call with an overload for given memory that replaces the memory's strides by the source's
 _RESTRIDES = "aten.adaptive_avg_pool2d.default"
@@ -93,12 +94,7 @@ def _on_fakes(attrs: HostCall, types: Mapping[str, TensorType]) -> tuple[torch.T
         # Whatever a kernel's checks or its shape function may raise about the operands.
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             given = ", ".join(f"{name} {t}" for name, t in types.items())
-            raise UnsupportedOpError(f"{attrs.target} does not take {given}: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+            raise UnsupportedOpError(f"{attrs.target} does not take {given}: {first_line(error)}") from error
 
 
 def _result_type(target: str, index: int, result: torch.Tensor) -> TensorType:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["printable", "printable_lines", "shortened"]
+__all__ = ["first_line", "printable", "printable_lines", "shortened"]
 
 
 def printable(text: str) -> str:
@@ -38,6 +38,17 @@ def printable_lines(text: str, most: int) -> str:
     two\t
     """
     return "\n".join(map(printable, shortened(text, most).split("\n")))
+
+
+def first_line(error: BaseException) -> str:
+    r"""Return the first line of an error's message, or its class where it has none.
+
+    Examples
+    --------
+    >>> first_line(ValueError("too small\nat ...")), first_line(KeyError())
+    ('too small', 'KeyError')
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def shortened(text: str, most: int) -> str:

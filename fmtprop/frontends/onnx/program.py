@@ -25,6 +25,7 @@ from fmtprop.frontends.onnx.templates import run_step
 from fmtprop.ir.tensors import map_tensors
 from fmtprop.ops.without_data import without_data
 from fmtprop.system.machine import memory_nbytes
+from fmtprop.system.printable import first_line
 
 __all__ = ["ContradictionError", "LimitError", "OperandsError", "Program"]
 
@@ -197,12 +198,12 @@ class _Run:
         except FmtpropError:
             raise
         except ImportError as error:
-            raise ImportModelError(f"{step.label}: {_first_line(error)}") from error
+            raise ImportModelError(f"{step.label}: {first_line(error)}") from error
         except NotImplementedError as error:
-            raise ImportModelError(f"{step.label}: {_first_line(error)} is not supported") from error
+            raise ImportModelError(f"{step.label}: {first_line(error)} is not supported") from error
         except _FAILURES as error:
             given = ", ".join(map(_described, arguments))
-            raise OperandsError(f"{step.label} cannot run on {given or 'nothing'}: {_first_line(error)}") from error
+            raise OperandsError(f"{step.label} cannot run on {given or 'nothing'}: {first_line(error)}") from error
 
     def _count_steps(self, step: Step, number: int) -> None:
         """Count the nodes that branches and loops run, and refuse too many."""
@@ -383,11 +384,6 @@ def _in_torch(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(_in_torch, value))
     return value is None or isinstance(value, torch.Tensor)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _described(value: Any) -> str:

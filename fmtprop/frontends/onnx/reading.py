@@ -23,6 +23,7 @@ from fmtprop.frontends.onnx.structure_check import check_structure
 from fmtprop.frontends.onnx.tensor_files import ExternalData, OwnData
 from fmtprop.frontends.onnx.wire import check_counts
 from fmtprop.system.files import opened, path_of
+from fmtprop.system.printable import first_line
 
 __all__ = ["Source", "read_model"]
 
@@ -240,7 +241,7 @@ def _newer(model: onnx.ModelProto, weights: Mapping[str, Any], name: str) -> onn
     except _INVALID as error:
         raise ImportModelError(
             f"{name} is of opset {version}, which onnx.version_converter cannot make newer: "
-            f"{str(error).strip().splitlines()[0]}; export it again"
+            f"{first_line(error)}; export it again"
         ) from error
 
 

@@ -21,6 +21,7 @@ from fmtprop.ir.node import Node
 from fmtprop.ir.op import opdef
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.types import TensorType
+from fmtprop.system.printable import first_line
 
 __all__ = ["Traced"]
 
@@ -149,10 +150,9 @@ def _refusal(node: Node, error: BaseException) -> UnsupportedOpError:
     name = getattr(node.attrs, "target", node.op)
     while error.__cause__ is not None:  # the exporter wraps its reason in advice
         error = error.__cause__
-    lines = str(error).strip().splitlines()
     return UnsupportedOpError(
-        f"{node.label}: PyTorch's exporter cannot write {name} as ONNX operators"
-        f"{': ' + lines[0].rstrip('.') if lines else ''}; save the graph as .json"
+        f"{node.label}: PyTorch's exporter cannot write {name} as ONNX operators: {first_line(error).rstrip('.')}; "
+        "save the graph as .json"
     )
 
 
