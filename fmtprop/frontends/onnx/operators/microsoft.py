@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, Final
 
 import torch
@@ -14,32 +15,28 @@ from fmtprop.frontends.onnx.operators.convolution import conv
 from fmtprop.frontends.onnx.operators.indexing import gather
 from fmtprop.frontends.onnx.operators.matrix import gemm
 from fmtprop.frontends.onnx.operators.normalization import layer_normalization
+from fmtprop.frontends.onnx.operators.recurrent import ACTIVATIONS
 
 
 def _fast_gelu(x: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.gelu(x if bias is None else x + bias, approximate="tanh")
 
 
-_ACTIVATIONS: Final[dict[str, Callable[..., Tensor]]] = {
-    "Relu": F.relu,
-    "Sigmoid": torch.sigmoid,
-    "Tanh": torch.tanh,
-    "LeakyRelu": lambda x, alpha=0.01: F.leaky_relu(x, alpha),
-    "Clip": lambda x, low, high: torch.clamp(x, low, high),
-    "HardSigmoid": lambda x, alpha=0.2, beta=0.5: torch.clamp(alpha * x + beta, 0, 1),
-    "Elu": lambda x, alpha=1.0: F.elu(x, alpha),
-    "Softplus": F.softplus,
-    "Softsign": F.softsign,
-    "ThresholdedRelu": lambda x, alpha=1.0: torch.where(x > alpha, x, 0.0),
+#: the functions that fused nodes may have
+_ACTIVATIONS: Final[dict[str, tuple[Callable[..., Any], float, float]]] = {
+    **ACTIVATIONS,
+    "clip": (lambda low, high: lambda x: torch.clamp(x, low, high), -inf, inf),
 }
 
 
 def _activated(x: Tensor, name: str, parameters: Sequence[float] | None) -> Tensor:
     if not name:
         return x
-    if name not in _ACTIVATIONS:
+    if name.lower() not in _ACTIVATIONS:
         raise ValueError(f"activation {name!r} is none of {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name](x, *(parameters or ()))
+    (make, *defaults), given = _ACTIVATIONS[name.lower()], parameters or ()
+    result: Tensor = make(*given, *defaults[len(given) :])(x)
+    return result
 
 
 @passed_to(conv)

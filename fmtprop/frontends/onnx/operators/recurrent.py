@@ -21,7 +21,7 @@ def _affine(alpha: float, beta: float) -> _Activation:
 
 
 #: name -> the function for an alpha and a beta, and their defaults
-_ACTIVATIONS: Final[dict[str, tuple[Callable[[float, float], _Activation], float, float]]] = {
+ACTIVATIONS: Final[dict[str, tuple[Callable[[float, float], _Activation], float, float]]] = {
     "relu": (lambda a, b: torch.relu, 0.0, 0.0),
     "tanh": (lambda a, b: torch.tanh, 0.0, 0.0),
     "sigmoid": (lambda a, b: torch.sigmoid, 0.0, 0.0),
@@ -45,9 +45,9 @@ def _functions(
     first, second = iter(alphas or ()), iter(betas or ())
     found = []
     for name in map(str.lower, names):
-        if name not in _ACTIVATIONS:
-            raise ValueError(f"activation {name!r} is none of {', '.join(_ACTIVATIONS)}")
-        make, alpha, beta = _ACTIVATIONS[name]
+        if name not in ACTIVATIONS:
+            raise ValueError(f"activation {name!r} is none of {', '.join(ACTIVATIONS)}")
+        make, alpha, beta = ACTIVATIONS[name]
         a = next(first, alpha) if name in _READ_ALPHA else alpha
         b = next(second, beta) if name in _READ_BETA else beta
         found.append(make(a, b))
