@@ -31,7 +31,7 @@ from fmtprop.bench import Agreement, Environment, compare_outputs
 from fmtprop.bench.contenders import contender
 from fmtprop.bench.processes import call_in_process
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import as_module, load
+from fmtprop.frontends import GraphModule, load
 from fmtprop.ir.builtin import builtin_names
 from fmtprop.report import TOLERANCES
 
@@ -118,7 +118,7 @@ def measure(model: str, cache: str, threads: int, folder: str) -> Compilation:
     reference = Model(model).graph()
     reference.structure = ""
     with torch.inference_mode():
-        expected = as_module(reference)(*inputs)
+        expected = GraphModule(reference)(*inputs)
     stages = dict(net.compile_seconds)
     rest = compiled - loaded - sum(stages.values())
     seconds = {"load": loaded - start, **stages, "rest": rest, "first run": ran - ready}

@@ -36,7 +36,7 @@ from fmtprop.bench import Environment, OpenVINO
 from fmtprop.bench.contenders import REFERENCE, Contender, contender, export
 from fmtprop.bench.processes import call_in_process, converse
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import as_module, save
+from fmtprop.frontends import GraphModule, save
 
 __all__ = ["main", "middle", "render"]
 
@@ -66,7 +66,7 @@ def profile(model: Model, arguments: argparse.Namespace) -> dict[str, list[Layer
         torch.save(inputs, folder / "inputs.pt")
         onnx = model.onnx or folder / "onnx" / "model.onnx"
         if not onnx.exists() and not all(isinstance(entry.how, Options) for entry in entries):
-            make = model.module() or partial(as_module, graph)
+            make = model.module() or partial(GraphModule, graph)
             call_in_process("ONNX export", partial(export, make, tuple(inputs), onnx))
         prepares = {entry.name: _preparer(entry, folder, onnx, arguments) for entry in entries}
         answers = converse(prepares, arguments.rounds)

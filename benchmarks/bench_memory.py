@@ -38,7 +38,7 @@ from fmtprop.bench.contenders import Contender, contender
 from fmtprop.bench.peers import require
 from fmtprop.bench.processes import call_in_process
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import as_module, save
+from fmtprop.frontends import GraphModule, save
 from fmtprop.ir.tensors import materialise
 from fmtprop.report import TOLERANCES
 from fmtprop.runtime.plan import Home, Plan
@@ -177,7 +177,7 @@ def write_files(model: Model, folder: Path, ir: bool) -> None:
         if node.op == "constant":  # numbers on disk, as a user's model has them, not a recipe for them
             graph.constants[node.name] = materialise(graph.constants[node.name], node.results[0])
     save(graph, folder / _GRAPH)
-    module = as_module(graph)
+    module = GraphModule(graph)
     with torch.inference_mode():
         torch.save({"inputs": inputs, "expected": tensors_of(module(*inputs))}, folder / _TENSORS)
     if ir:

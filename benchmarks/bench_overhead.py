@@ -33,7 +33,7 @@ from fmtprop.bench.contenders import contender
 from fmtprop.bench.interleave import take_turns, time_turn, uncollected
 from fmtprop.bench.processes import call_in_process
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import as_module
+from fmtprop.frontends import GraphModule
 from fmtprop.report import TOLERANCES
 
 __all__ = ["Overhead", "hollow", "main", "nothing"]
@@ -130,7 +130,7 @@ def measure(model: str, threads: int, rounds: int, repeats: int) -> Overhead:
     graph.structure = ""
     inputs = random_inputs(graph)
     with torch.inference_mode():
-        expected = as_module(graph)(*inputs)
+        expected = GraphModule(graph)(*inputs)
     net = compile_graph(graph, Options())
     steps, tolerance = len(net.plan.steps), TOLERANCES[net.precision]
     empty = hollow(net)

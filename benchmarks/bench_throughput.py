@@ -28,7 +28,7 @@ from fmtprop.bench.environment import Environment
 from fmtprop.bench.peers import OpenVINO, export_onnx, require
 from fmtprop.bench.processes import Prepared, interleave_processes
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import as_module
+from fmtprop.frontends import GraphModule
 from fmtprop.report import TOLERANCES
 
 __all__ = ["STREAMS", "contenders", "main", "rates", "render"]
@@ -55,7 +55,7 @@ def _prepared(
     model: str, run_all: Callable[[list[list[torch.Tensor]]], list[Any]], images: int, versions: dict[str, str]
 ) -> Prepared:
     """Compare the outputs for two inputs, in order, then time the first input again and again."""
-    module, inputs = as_module(Model(model).graph()), Model(model).inputs()
+    module, inputs = GraphModule(Model(model).graph()), Model(model).inputs()
     pair = [inputs, [x.flip(-1) for x in inputs]]
     with torch.inference_mode():
         expected = [module(*one) for one in pair]
@@ -99,7 +99,7 @@ def _openvino_throughput(model: str, images: int, threads: int) -> Prepared:
 
 def _openvino_latency(model: str, images: int, threads: int) -> Prepared:
     peer = OpenVINO(onnx=_onnx(model))
-    run = peer.prepare(as_module(Model(model).graph()), Model(model).inputs(), threads)
+    run = peer.prepare(GraphModule(Model(model).graph()), Model(model).inputs(), threads)
     return _prepared(model, lambda items: [run(*item) for item in items], images, peer.versions())
 
 
@@ -110,7 +110,7 @@ def _onnx(model: str) -> Any:
         raise FmtpropError(f"{model}: OpenVINO is given built-in models only; choose one of those")
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        export_onnx(as_module(Model(model).graph()), Model(model).inputs(), path)
+        export_onnx(GraphModule(Model(model).graph()), Model(model).inputs(), path)
     return path
 
 

@@ -24,7 +24,7 @@ from fmtprop.bench.peers import PEERS, OnnxRuntime, OpenVINO, Peer, export_onnx,
 from fmtprop.bench.processes import Prepared, interleave_processes
 from fmtprop.compiling.stages import check_memory
 from fmtprop.errors import FmtpropError, UnsupportedOpError
-from fmtprop.frontends import as_module, load, save
+from fmtprop.frontends import GraphModule, load, save
 from fmtprop.ir.graph import Graph
 from fmtprop.report import TOLERANCES
 from fmtprop.runtime.process import use_threads
@@ -244,7 +244,7 @@ def race(
     flat.structure = ""  # every runtime takes and returns flat tensors
     given = tuple(random_inputs(flat, seed) if inputs is None else inputs)
     with torch.inference_mode():
-        expected = tensors_of((module() if module else as_module(flat))(*given))
+        expected = tensors_of((module() if module else GraphModule(flat))(*given))
     with tempfile.TemporaryDirectory(prefix="fmtprop-bench-") as name:
         folder = Path(name)
         save(flat, folder / "graph.json")
@@ -270,7 +270,7 @@ def _prepare(
     graph = load(folder / "graph.json")
     tensors = torch.load(folder / "tensors.pt", weights_only=True)
     inputs = tensors["inputs"]
-    material = Material(graph, module or partial(as_module, graph), inputs, onnx, threads)
+    material = Material(graph, module or partial(GraphModule, graph), inputs, onnx, threads)
     run = partial(entry.prepare(material), *inputs)
     agreement = compare_outputs(run(), tensors["expected"], TOLERANCES[entry.precision])
     return Prepared(run, agreement, entry.versions())

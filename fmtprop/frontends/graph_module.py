@@ -17,11 +17,14 @@ from fmtprop.ir.structure import flatten_arguments, restructure
 from fmtprop.ir.tensors import materialise
 from fmtprop.ops.evaluate import evaluate_node
 
-__all__ = ["GraphModule", "as_module"]
+__all__ = ["GraphModule"]
 
 
 class GraphModule(nn.Module):
     """Interpreter of a graph by the references of its ops.
+
+    It is in eval mode, and ``torch.export`` and ``torch.onnx`` can export it. Parameters share memory with the graph's
+    tensors; initialisers become tensors.
 
     Parameters
     ----------
@@ -32,6 +35,14 @@ class GraphModule(nn.Module):
     ------
     GraphError
         A constant's data was released.
+
+    Examples
+    --------
+    >>> from fmtprop.frontends import from_torch
+    >>> net = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+    >>> x = torch.ones(1, 8)
+    >>> bool(torch.equal(GraphModule(from_torch(net, x))(x), net(x)))
+    True
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -72,28 +83,3 @@ class GraphModule(nn.Module):
             tensors = {operand: values[value.node][value.index] for operand, value in operands.items()}
             values[node.name] = evaluate_node(node, tensors)
         return restructure(self.structure, [values[value.node][value.index] for value in self._outputs])
-
-
-def as_module(graph: Graph) -> GraphModule:
-    """Return a graph as a PyTorch module with the same results.
-
-    Parameters
-    ----------
-    graph : Graph
-        At any stage, with its constants' data.
-
-    Returns
-    -------
-    GraphModule
-        In eval mode, exportable by ``torch.export`` and ``torch.onnx``. Parameters share memory with the graph's
-        tensors; initialisers become tensors.
-
-    Examples
-    --------
-    >>> from fmtprop.frontends import from_torch
-    >>> net = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
-    >>> x = torch.ones(1, 8)
-    >>> bool(torch.equal(as_module(from_torch(net, x))(x), net(x)))
-    True
-    """
-    return GraphModule(graph)

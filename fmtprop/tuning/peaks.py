@@ -16,6 +16,7 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.ops.building import native
 from fmtprop.store import Store, key_of
 from fmtprop.targets.bound import Memory, Stream
 from fmtprop.targets.memory import huge_bytes
@@ -215,7 +216,7 @@ def _flops(dtype: DataType, memory: torch.Tensor) -> float:
     """Return the operations per second of a convolution in cache; it is short, so few runs are interrupted."""
     size, channels = 14, 128
     src, weights, dst = (
-        _native(MemoryDesc.any(dims, dtype))
+        native(MemoryDesc.any(dims, dtype))
         for dims in ((1, channels, size, size), (channels, channels, 3, 3), (1, channels, size, size))
     )
     ones = (1, 1)
@@ -232,7 +233,7 @@ def _flops(dtype: DataType, memory: torch.Tensor) -> float:
 def _reading(footprints: tuple[int, ...], memory: torch.Tensor) -> dict[int, float]:
     """Return, for each footprint, the bytes per second of products of one row with weights that cycle through it."""
     size = 1024
-    src, weights, dst = (_native(MemoryDesc(dims, DataType.F32)) for dims in ((1, size), (size, size), (1, size)))
+    src, weights, dst = (native(MemoryDesc(dims, DataType.F32)) for dims in ((1, size), (size, size), (1, size)))
     found = {}
     with dnnl.create(dnnl.InnerProduct(src=src, weights=weights, dst=dst)) as pd:
         start = 1 << 16
@@ -252,7 +253,7 @@ def _reading(footprints: tuple[int, ...], memory: torch.Tensor) -> dict[int, flo
 
 
 def _copy_seconds(elements: int, memory: torch.Tensor) -> float:
-    desc = _native(MemoryDesc((elements,), DataType.F32))
+    desc = native(MemoryDesc((elements,), DataType.F32))
     with dnnl.create(dnnl.Eltwise(src=desc, dst=desc, alg="eltwise_relu")) as pd:
         return _fastest(pd, ("SRC", "DST"), memory, rounds=20)
 
@@ -287,7 +288,3 @@ class _Timed:
         self._bound.close()
         self._primitive.close()
         self._stream.close()
-
-
-def _native(desc: MemoryDesc) -> dnnl.NativeDesc:
-    return dnnl.NativeDesc.from_desc(desc)

@@ -18,7 +18,7 @@ from benchmarks.layers import (
 )
 from fmtprop.api import Options, random_inputs
 from fmtprop.bench.contenders import export
-from fmtprop.frontends import as_module, load, save
+from fmtprop.frontends import GraphModule, load, save
 
 
 def event(name: str, op: str, milliseconds: float, dims: list[int]) -> dict[str, object]:
@@ -79,7 +79,7 @@ def test_profiles_of_the_other_runtimes(tmp_path: Path) -> None:
     inputs = random_inputs(graph)
     torch.save(inputs, tmp_path / "inputs.pt")
     onnx = tmp_path / "onnx" / "model.onnx"
-    export(partial(as_module, graph), tuple(inputs), onnx)
+    export(partial(GraphModule, graph), tuple(inputs), onnx)
     for layers in (
         prepare_openvino(tmp_path, onnx, "f32", 1, 2)(),
         prepare_onnxruntime(tmp_path, onnx, 1, 2)(),

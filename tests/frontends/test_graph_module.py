@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fmtprop.errors import GraphError
-from fmtprop.frontends import as_module, from_torch, load
+from fmtprop.frontends import GraphModule, from_torch, load
 from fmtprop.ir import Graph, PostOp, TensorType
 from fmtprop.ops import Eltwise, emit
 from tests.frontends.checking import compare
@@ -28,7 +28,7 @@ X = torch.randn(2, 3, 8, 8)
 
 def test_the_module_computes_what_the_graph_computes():
     module = Small().eval()
-    back = as_module(from_torch(module, X))
+    back = GraphModule(from_torch(module, X))
     compare(back(X), module(X))
     assert sorted(p.numel() for p in back.parameters() if p.numel() > 1) == [8, 8, 216]
     assert [b.dtype for b in back.buffers()] == [torch.int64]
@@ -37,17 +37,17 @@ def test_the_module_computes_what_the_graph_computes():
 
 def test_the_module_can_be_exported_and_imported_again():
     module = Small().eval()
-    back = as_module(from_torch(module, X))
+    back = GraphModule(from_torch(module, X))
     program = torch.export.export(back, (X,))
     compare(program.module()(X), module(X))
-    again = as_module(from_torch(program))
+    again = GraphModule(from_torch(program))
     compare(again(X), module(X))
 
 
 def test_weights_are_shared_with_the_graph():
     graph = from_torch(nn.Linear(4, 4), torch.zeros(1, 4))
     pointers = {tensor.data_ptr() for tensor in graph.constants.values()}
-    assert {p.data_ptr() for p in as_module(graph).parameters()} == pointers
+    assert {p.data_ptr() for p in GraphModule(graph).parameters()} == pointers
 
 
 def test_a_released_constant_is_named():
@@ -55,7 +55,7 @@ def test_a_released_constant_is_named():
     released = graph.copy()
     released.constants.pop("bias")
     with pytest.raises(GraphError, match=r"constant bias of graph Linear was released; make the module before"):
-        as_module(released)
+        GraphModule(released)
 
 
 def test_fused_post_ops_are_applied():
@@ -63,12 +63,12 @@ def test_fused_post_ops_are_applied():
     graph.output(emit(graph, "eltwise", {"src": graph.input("x", TensorType((2, 3)))}, Eltwise("relu")))
     graph.replace(graph.node("relu_1").with_(post_ops=(PostOp("eltwise", Eltwise("tanh")),)))
     x = torch.randn(2, 3)
-    compare(as_module(graph)(x), torch.tanh(torch.relu(x)))
+    compare(GraphModule(graph)(x), torch.tanh(torch.relu(x)))
 
 
 def test_resnet50_can_be_exported():
     graph = load("resnet50")
-    module = as_module(graph)
+    module = GraphModule(graph)
     x = torch.randn(1, 3, 224, 224)
     program = torch.export.export(module, (x,))
     compare(program.module()(x), module(x))
@@ -79,7 +79,7 @@ def test_resnet50_can_be_exported():
 def test_resnet50_runs_in_onnx_runtime(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    module = as_module(load("resnet50"))
+    module = GraphModule(load("resnet50"))
     x = torch.randn(1, 3, 224, 224)
     path = tmp_path / "resnet50.onnx"
     torch.onnx.export(module, (x,), str(path), dynamo=True)

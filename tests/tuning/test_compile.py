@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fmtprop.api import Options, compile_graph
-from fmtprop.frontends import as_module, load
+from fmtprop.frontends import GraphModule, load
 from fmtprop.store import Store
 
 
@@ -35,5 +35,5 @@ def test_the_next_compilation_is_right(damage: str) -> None:
     assert len(told) == (damage != "none")
     inputs = net.random_inputs()
     with torch.inference_mode():
-        expected = as_module(load("chain"))(*inputs)
+        expected = GraphModule(load("chain"))(*inputs)
     assert torch.allclose(net.run_flat(inputs)[0], expected, rtol=1e-4, atol=1e-5)
