@@ -58,6 +58,14 @@ class Candidate:
         return Choice(self.target, self.impl, self.operands, reason, self.cost, self.handle)
 
 
+def candidate_of(node: Node) -> Candidate:
+    """Return the candidate that was chosen for a formatted node; an empty one where there is no choice."""
+    choice = node.choice
+    if choice is None:
+        return Candidate("", "", {}, node.descs)
+    return Candidate(choice.target, choice.impl, choice.operands, node.descs, choice.cost, False, choice.handle)
+
+
 #: operand and result names -> a concrete descriptor, or MemoryDesc.any if the target may choose
 Request = Mapping[str, MemoryDesc]
 

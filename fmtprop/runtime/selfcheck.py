@@ -19,6 +19,7 @@ from fmtprop.errors import PlanError
 from fmtprop.ir.node import Choice, Node
 from fmtprop.ir.ports import result_names
 from fmtprop.layout import DataType, MemoryDesc, pack, unpack
+from fmtprop.passes.target import candidate_of
 from fmtprop.runtime.agreement import error_of_numbers, small_numbers, tolerance_of
 from fmtprop.runtime.constants import run_once
 from fmtprop.runtime.convolve import convolve
@@ -29,7 +30,7 @@ from fmtprop.targets.bound import Memory, Place
 from fmtprop.targets.executable import Executable, Targets, implementation, threads_here
 from fmtprop.targets.memory import ALIGNMENT_NBYTES, aligned_bytes, view
 from fmtprop.targets.pytorch import call_reference
-from fmtprop.tuning.identity import persistent_text
+from fmtprop.tuning.identity import describe_result
 
 #: references of ops that PyTorch would run with its own copy of oneDNN
 _INDEPENDENT = {"convolution": convolve}
@@ -169,18 +170,7 @@ def _is_readable(node: Node) -> bool:
 
 def primitive_key(node: Node) -> str:
     """Return a hash of everything that the result of a node's implementation depends on."""
-    choice = _choice(node)
-    problem = {
-        "op": node.op,
-        "attrs": node.attrs.to_json(),
-        "post_ops": [(p.op, p.attrs.to_json(), p.operand) for p in node.post_ops],
-        "target": choice.target,
-        "impl": choice.impl,
-        **implementation(node).identity,
-        "operands": {name: persistent_text(desc) for name, desc in choice.operands.items()},
-        "results": [persistent_text(desc) for desc in node.descs],
-    }
-    return key_of(problem)
+    return key_of(describe_result(node, candidate_of(node)))
 
 
 class _Room:

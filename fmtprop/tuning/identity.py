@@ -71,6 +71,11 @@ def identity_of(node: Node, candidate: Candidate) -> Hashable:
 
 def describe(node: Node, candidate: Candidate, weights_nbytes: int) -> dict[str, object]:
     """Return the identity as plain data, valid in other processes."""
+    return {**describe_result(node, candidate), "weights": regime(weights_nbytes)}
+
+
+def describe_result(node: Node, candidate: Candidate) -> dict[str, object]:
+    """Return everything that a node's result depends on in a way to run it, as plain data."""
     return {
         "op": node.op,
         "attrs": node.attrs.to_json(),
@@ -80,7 +85,6 @@ def describe(node: Node, candidate: Candidate, weights_nbytes: int) -> dict[str,
         **candidate.handle.identity,
         "operands": {name: persistent_text(desc) for name, desc in candidate.operands.items()},
         "results": [persistent_text(desc) for desc in candidate.results],
-        "weights": regime(weights_nbytes),
     }
 
 

@@ -22,7 +22,7 @@ from fmtprop.passes.optimal.problem import Problem, Solution, keeping
 from fmtprop.passes.optimal.realise import realise
 from fmtprop.passes.optimal.solve import solve
 from fmtprop.passes.optimal.ways import Enumeration, Way
-from fmtprop.passes.target import Candidate, Costs, Setting, is_loop
+from fmtprop.passes.target import Candidate, Costs, Setting, candidate_of, is_loop
 
 __all__ = ["MOST_SECONDS", "Certificate", "OptimalFormats", "price", "prices"]
 
@@ -226,14 +226,7 @@ def _price(node: Node, costs: Costs) -> float:
         return choice.cost  # for a concat in place, copies of the sources that cannot be made there
     if node.op == "reorder" and node.descs[0].dtype is choice.operands["src"].dtype:
         return costs.reorder(choice.operands["src"], node.descs[0]) or 0.0
-    return costs.node(node, _candidate(node))
-
-
-def _candidate(node: Node) -> Candidate:
-    choice = node.choice
-    if choice is None:
-        return Candidate("", "", {}, node.descs)
-    return Candidate(choice.target, choice.impl, choice.operands, node.descs, choice.cost, False, choice.handle)
+    return costs.node(node, candidate_of(node))
 
 
 def _choices(graph: Graph, formatted: Graph) -> dict[str, list[Candidate]]:
@@ -243,7 +236,7 @@ def _choices(graph: Graph, formatted: Graph) -> dict[str, list[Candidate]]:
         if node.name in formatted and not node.is_boundary:
             chosen = formatted.node(node.name)
             if chosen.op == node.op:
-                known[node.name] = [_candidate(chosen)]
+                known[node.name] = [candidate_of(chosen)]
     return known
 
 
