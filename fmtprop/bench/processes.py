@@ -159,10 +159,8 @@ def interleave_processes(
     )
 
 
-def converse(
-    prepares: Mapping[str, Callable[[], Callable[[], Any]]], rounds: int, seed: int = 0
-) -> dict[str, list[Any]]:
-    """Run functions in turns, each in its own process, and return their results.
+def converse(prepares: Mapping[str, Callable[[], Callable[[], Any]]], rounds: int) -> dict[str, list[Any]]:
+    """Run functions in random turns, each in its own process, and return their results.
 
     Parameters
     ----------
@@ -171,8 +169,6 @@ def converse(
         parameters, with picklable results.
     rounds : int
         Turns of each function.
-    seed : int, optional
-        Seed of the order within the rounds.
 
     Returns
     -------
@@ -189,7 +185,7 @@ def converse(
         for name, prepare in prepares.items():
             workers[name] = stack.enter_context(_worker(name, partial(_serve, partial(_silently, prepare))))
             workers[name].success()
-        return take_turns({name: worker.ask for name, worker in workers.items()}, rounds, seed)
+        return take_turns({name: worker.ask for name, worker in workers.items()}, rounds, seed=0)
 
 
 def call_in_process(name: str, function: Callable[[], Any]) -> Any:

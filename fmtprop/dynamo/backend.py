@@ -139,7 +139,7 @@ def regions_by(
     def run_of(piece: Piece, is_all: bool) -> Region | InPyTorch:
         if piece.is_ours:
             return Region(piece.module, piece.constants, options, is_all=is_all)
-        return InPyTorch(piece.module, "it has sizes that change, or writes to its inputs")
+        return InPyTorch(piece.module)
 
     # training must show a loss that became NaN
     trained = replace(options, special_values="exact")

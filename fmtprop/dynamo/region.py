@@ -74,15 +74,13 @@ class InPyTorch:
     ----------
     module : torch.fx.GraphModule
         The calls.
-    reason : str
-        The reason.
     """
 
     _boxed_call = True
 
-    def __init__(self, module: fx.GraphModule, reason: str) -> None:
+    def __init__(self, module: fx.GraphModule) -> None:
         self.module, self._run = module, module.forward
-        self.outcomes = [Outcome(None, reason)]
+        self.outcomes = [Outcome(None, "it has sizes that change, or writes to its inputs")]
         #: the captured graph would copy caches
         self.is_left_to_pytorch = not any(isinstance(node.target, Grow) for node in module.graph.nodes)
 
