@@ -7,6 +7,7 @@ from fmtprop.passes.base import Pass
 from fmtprop.passes.batch_statistics import ReadVariance
 from fmtprop.passes.before_concat import BeforeConcat
 from fmtprop.passes.channel_shuffle import RecogniseShuffle
+from fmtprop.passes.deconvolve_pixels import DeconvolvePixels
 from fmtprop.passes.delay_reshapes import DelayReshapes
 from fmtprop.passes.few_queries import FewQueries
 from fmtprop.passes.few_rows import FewRows
@@ -50,6 +51,8 @@ NORMALISE: tuple[Pass, ...] = (
     BeforeConcat(),
     FoldBatchNorm(),
     AbsorbFlatten(),
+    # after normalizations are folded into the channels; before DelayReshapes, which moves the activation
+    DeconvolvePixels(),
     # before FewRows, which takes the products of attention apart
     FewQueries(),
     # before fusion, so that sums of products are fused

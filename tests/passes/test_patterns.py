@@ -1,4 +1,4 @@
-"""The small pattern rewrites: padding, channel shuffle, flatten."""
+"""The small pattern rewrites: padding, channel shuffle, flatten, deconvolutions of one pixel."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from fmtprop.frontends import from_torch
 from fmtprop.ops import Permute, Reshape
 from fmtprop.ops.convolution import Conv
+from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.host_call import HostCall
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.pad import Pad
@@ -18,7 +19,10 @@ from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.shuffle import Shuffle
 from fmtprop.passes.absorb_flatten import AbsorbFlatten
 from fmtprop.passes.channel_shuffle import RecogniseShuffle
+from fmtprop.passes.deconvolve_pixels import DeconvolvePixels
+from fmtprop.passes.delay_reshapes import DelayReshapes
 from fmtprop.passes.fold_padding import FoldPadding
+from fmtprop.passes.fuse_post_ops import FusePostOps
 from tests.passes.rewriting import Builder, rewrite, summary
 
 # ---------------------------------------------------------------- padding
@@ -191,3 +195,40 @@ def test_computed_weights_stay_flat():
     weights = build.input(7, 60, name="w")
     graph = build.output(build.op("inner_product", InnerProduct(), "fc", src=value, weights=weights))
     assert summary(rewrite(graph, AbsorbFlatten())) == ["flat", "fc"]
+
+
+# ---------------------------------------------------------------- deconvolutions of one pixel
+
+
+def deconvolved(build: Builder, sizes, weights, bias: bool, window: Deconv):
+    operands = {"bias": build.constant(build.random(weights.shape[-len(sizes) - 2]))} if bias else {}
+    operands["weights"] = build.constant(weights)
+    return build.op("deconvolution", window, "deconv", src=build.input(2, 4, *sizes), **operands)
+
+
+@pytest.mark.parametrize(("kernel", "bias"), [((4,), False), ((4, 3), True), ((1, 1), True), ((2, 3, 4), False)])
+def test_a_deconvolution_of_one_pixel_is_a_product_that_absorbs_its_activation(kernel, bias):
+    build, spatial = Builder(), len(kernel)
+    stored = build.random(4, 3, *kernel)  # as in a module
+    window = Deconv.make(spatial, strides=2)
+    graph = build.output(build.act(deconvolved(build, (1,) * spatial, stored.transpose(0, 1), bias, window)))
+    product = rewrite(graph, DeconvolvePixels(), DelayReshapes(), FusePostOps())
+    assert summary(product) == ["reshape_1", "matmul_1+relu", "reshape_3"]
+    shaped = product.constants[product.inputs("matmul_1")["weights"].node]
+    assert shaped.shape == (4, 3 * math.prod(kernel)) and shaped.data_ptr() == stored.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kernel", "window"),
+    [
+        ((1, 2), (3, 4, 3, 3), {}),
+        ((1, 1), (3, 4, 3, 3), {"pad_l": 1}),
+        ((1, 1), (3, 4, 3, 3), {"strides": 2, "pad_r": -1}),
+        ((1, 1), (3, 4, 3, 3), {"dilates": 1}),
+        ((1, 1), (2, 3, 2, 3, 3), {"groups": 2}),
+    ],
+)
+def test_other_deconvolutions_stay(sizes, kernel, window):
+    build = Builder()
+    value = deconvolved(build, sizes, build.random(*kernel), False, Deconv.make(2, **window))
+    assert summary(rewrite(build.output(value), DeconvolvePixels())) == ["deconv"]
