@@ -41,7 +41,7 @@ _Read = Mapping[int | str, _Rows]
 
 
 def leave_out_unread_rows(graph: fx.Graph) -> None:
-    """Change a graph of PyTorch's functions so that it computes only the rows that are read.
+    """Change a graph of PyTorch's functions so that it computes only the rows that are read, if nothing is in place.
 
     Each node passes the rows that its readers select on to its operands, where it computes rows independently. A
     dropout draws the numbers of all rows, as PyTorch would.
@@ -56,6 +56,8 @@ def leave_out_unread_rows(graph: fx.Graph) -> None:
     The gradient of a row that is not read is 0. PyTorch multiplies this 0 by numbers of that row, so a NaN there
     reaches its gradients of weights, and not these.
     """
+    if any(map(_writes, graph.nodes)):
+        return
     asked: dict[fx.Node, set[_Rows | None]] = defaultdict(set)
     few: dict[fx.Node, _Rows] = {}
     reads: dict[fx.Node, _Read] = {}
@@ -107,11 +109,11 @@ class _Rewriting:
                     node.update_arg(place, self._part(_args(node)[place], few))
                 else:
                     node.update_kwarg(place, self._part(node.kwargs[place], few))
-            if _name(node) in _RESHAPES:
+            if node.target in _RESHAPES:
                 sizes = list(_sizes(node))
                 sizes[rows.axis] = rows.size if sizes[rows.axis] >= 0 else -1
                 node.args = (_args(node)[0], *sizes) if node.op == "call_method" else (_args(node)[0], sizes)
-            if _name(node) == "dropout" and (share := _share(node)):
+            if node.target is F.dropout and (share := _share(node)):
                 value = node.meta["example_value"]
                 ones = self._graph.call_function(torch.ones, (tuple(value.shape),), {"dtype": value.dtype})
                 kept = self._graph.call_function(F.dropout, (ones, share))
@@ -131,7 +133,11 @@ class _Rewriting:
 
 def _selected(node: fx.Node) -> _Read:
     """Return the rows that a node selects from its first argument, if it selects few consecutive ones."""
-    if _name(node) != "getitem" or not isinstance(_args(node)[1], tuple) or not (dims := _dims(_args(node)[0])):
+    if (
+        node.target is not operator.getitem
+        or not isinstance(_args(node)[1], tuple)
+        or not (dims := _dims(_args(node)[0]))
+    ):
         return {}
     index = _args(node)[1]
     axis = next((place for place, one in enumerate(index) if one != slice(None)), None)
@@ -153,14 +159,14 @@ def _selected(node: fx.Node) -> _Read:
 
 def _operands(node: fx.Node, rows: _Rows) -> _Read | None:
     """Return the rows of its operands of which a node computes some rows of its result; None if it needs all."""
-    rule = _RULES.get(_name(node))
+    rule = _RULES.get(node.target)
     return None if rule is None or not _args(node) else rule(node, rows)
 
 
 def _of_each_operand(node: fx.Node, rows: _Rows) -> _Read | None:
     """Return the elements of each operand at the same places."""
     dims = _dims(node)
-    if dims is None or node.kwargs.get("inplace") or any(one is True for one in _args(node)[1:]):
+    if dims is None or any(one is True for one in _args(node)[1:]):
         return None
     if any(isinstance(one, fx.Node) for one in node.kwargs.values()):
         return None
@@ -263,22 +269,37 @@ def _sdpa(
     """Have the parameters of PyTorch's function, which has no signature."""
 
 
-_RESHAPES = ("reshape", "view")
+_ELEMENTWISE = (
+    *(operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.sub, torch.mul, torch.div),
+    *(F.gelu, F.relu, F.silu, torch.relu, torch.tanh, torch.sigmoid),
+    *("add", "sub", "mul", "div", "relu", "tanh", "sigmoid", "contiguous", "float", "to"),
+)
+_RESHAPES = (torch.reshape, "reshape", "view")
 
-#: name of a function or method -> its operands' rows by those of its result
-_RULES: Mapping[str, Callable[[fx.Node, _Rows], _Read | None]] = {
-    **dict.fromkeys(("add", "sub", "mul", "truediv", "gelu", "relu", "silu", "tanh", "sigmoid"), _of_each_operand),
-    **dict.fromkeys(("contiguous", "float", "to"), _of_each_operand),
-    **dict.fromkeys(("flatten", "unflatten"), _before_axis),
+#: function, or name of a tensor's method -> its operands' rows by those of its result
+_RULES: Mapping[Any, Callable[[fx.Node, _Rows], _Read | None]] = {
+    **dict.fromkeys(_ELEMENTWISE, _of_each_operand),
+    **dict.fromkeys((torch.flatten, "flatten", "unflatten"), _before_axis),
     **dict.fromkeys(_RESHAPES, _reshaped),
-    "linear": _before_last,
-    "layer_norm": _normalization,
-    "dropout": _dropout,
-    "transpose": _transposed,
-    "getitem": _first_result,
-    "multi_head_attention_forward": _multi_head_attention,
-    "scaled_dot_product_attention": _attention,
+    **dict.fromkeys((torch.transpose, "transpose"), _transposed),
+    F.linear: _before_last,
+    F.layer_norm: _normalization,
+    F.dropout: _dropout,
+    operator.getitem: _first_result,
+    F.multi_head_attention_forward: _multi_head_attention,
+    F.scaled_dot_product_attention: _attention,
 }
+
+
+_WRITING = {operator.setitem, *(getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "pow"))}
+
+
+def _writes(node: fx.Node) -> bool:
+    """Return whether a node changes a tensor in place: a view of some rows would see it, a copy would not."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = str(getattr(node.target, "__name__", node.target))
+    return name.endswith("_") or node.target in _WRITING or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
 
 
 def _args(node: fx.Node) -> tuple[Any, ...]:
@@ -289,12 +310,6 @@ def _arguments(function: Callable[..., Any], node: fx.Node) -> Mapping[str, Any]
     how = signature(function).bind(*_args(node), **node.kwargs)
     how.apply_defaults()
     return how.arguments
-
-
-def _name(node: fx.Node) -> str:
-    if node.op == "call_method":
-        return str(node.target)
-    return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
 
 
 def _dims(value: Any) -> tuple[int, ...] | None:

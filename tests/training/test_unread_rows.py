@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable
 
 import pytest
@@ -108,12 +109,25 @@ def x() -> Tensor:
         (lambda x: x[:, 0] + x.mean(1), ROWS),
         (lambda x: x.relu_()[:, 0], ROWS),
         (lambda x: F.relu(x, inplace=True)[:, 0], ROWS),
+        (lambda x: operator.iadd(x, 1.0)[:, 0], ROWS),
         (lambda x: F.layer_norm(x, (ROWS, WIDTH))[:, 0], ROWS),
     ],
 )
 def test_rows_that_are_read(x, select, rows):
     net = Net(lambda self, x: select(self.perceptron(x)))
     assert rows_of(net, x) == [rows, rows]
+
+
+def test_another_function_of_the_same_name(x):
+    @torch.compiler.allow_in_graph
+    def relu(x: Tensor) -> Tensor:
+        return x - x.mean(1, keepdim=True)
+
+    assert rows_of(Net(lambda self, x: relu(self.first(x))[:, 0]), x) == [ROWS]
+
+
+def test_pytorchs_other_dropout(x):
+    assert rows_of(Net(lambda self, x: self.first(torch.dropout(x, p=0.5, train=True))[:, 0]), x) == [1]
 
 
 def test_a_dropout_draws_the_numbers_of_all_rows(x):
