@@ -16,12 +16,13 @@ from fmtprop.ir.node import Node
 from fmtprop.ir.ports import result_names
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
-from fmtprop.ops.evaluate import apply_post_op, evaluate_node
+from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.normalization import BatchNorm
 from fmtprop.ops.pooling import Pooling
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.mkldnn.formats import row_major
 from fmtprop.targets.mkldnn.function import TorchFunction
+from fmtprop.targets.mkldnn.tail import finish
 
 __all__ = ["dense_candidates"]
 
@@ -100,24 +101,13 @@ def _operator(node: Node, names: tuple[str, ...]) -> Callable[..., Any] | None:
     if isinstance(attrs, Pooling):
         head = _pooling(node, attrs)
     elif isinstance(attrs, BatchNorm) and {"mean", "variance"} <= set(names):
-        head = _batch_norm(attrs, names)
+        head = batch_norm(attrs, names)
     else:
         return None
-    return None if head is None else _with_tail(node, names, head)
-
-
-def _with_tail(node: Node, names: tuple[str, ...], head: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    if not node.post_ops:
+    if head is None or not node.post_ops:
         return head
-
-    def call(*tensors: torch.Tensor) -> torch.Tensor:
-        dst, named = head(*tensors), dict(zip(names, tensors, strict=True))
-        dtype = dst.dtype
-        for post_op in node.post_ops:
-            dst = apply_post_op(post_op, dst, named)
-        return dst.to(dtype)
-
-    return call
+    tail = finish(node.post_ops, names)
+    return lambda *tensors: tail(head(*tensors), tensors)
 
 
 def _pooling(node: Node, attrs: Pooling) -> Callable[..., torch.Tensor] | None:
@@ -154,7 +144,9 @@ def _same_windows(attrs: Pooling) -> bool:
     return all(0 <= more < step for more, step in zip(extra, attrs.strides, strict=True))
 
 
-def _batch_norm(attrs: BatchNorm, names: tuple[str, ...]) -> Callable[..., torch.Tensor]:
+def batch_norm(attrs: BatchNorm, names: tuple[str, ...]) -> Callable[..., torch.Tensor]:
+    """Return PyTorch's batch normalization with given statistics, as a function of operands with these names."""
+
     def call(*tensors: torch.Tensor) -> torch.Tensor:
         named = dict(zip(names, tensors, strict=True))
         return F.batch_norm(

@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 
-from fmtprop.ir.node import Attrs, Node, PostOp
+from fmtprop.ir.node import Attrs, Node
 from fmtprop.ir.ports import Role, port
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.deconvolution import Deconv
-from fmtprop.ops.evaluate import apply_post_op
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.matmul import MatMul
 from fmtprop.passes.formats import channels_last
@@ -29,7 +28,7 @@ from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.mkldnn.dispatcher import computes_in, has_kernel
 from fmtprop.targets.mkldnn.formats import packed, packing_of, row_major
 from fmtprop.targets.mkldnn.function import TorchFunction
-from fmtprop.targets.mkldnn.tail import Tail, split
+from fmtprop.targets.mkldnn.tail import Tail, finish, split
 
 __all__ = ["FUSED", "ConvPacking", "DeconvPacking", "LinearPacking", "fused_candidates", "stored"]
 
@@ -280,12 +279,11 @@ class _FusedFunctions:
         src, weights, bias = (self._position(name) for name in ("src", "weights", "bias"))
         unary = self.tail.unary
         fixed = (*self.window, unary.attr, list(unary.scalars), unary.algorithm)
-        source, finish = self._source(), self._finish()
+        source, rest = self._source(), finish(self.tail.rest, self.names)
 
         def call(*tensors: torch.Tensor) -> torch.Tensor:
             dst = operator(source(tensors[src]), tensors[weights], self._bias(tensors, bias), *fixed)
-            result: torch.Tensor = finish(dst, tensors)
-            return result
+            return rest(dst, tensors)
 
         if self.view is None and not self.tail.rest and bias is None:
             return lambda *tensors: operator(tensors[src], tensors[weights], None, *fixed)
@@ -301,14 +299,13 @@ class _FusedFunctions:
         if self.window:
             attr = None if unary.attr == "none" else unary.attr
             fixed = (*self.window, self.tail.binary, None, attr, list(unary.scalars), unary.algorithm)
-        source, finish = self._source(), self._finish()
+        source, rest = self._source(), finish(self.tail.rest, self.names)
 
         def call(*tensors: torch.Tensor) -> torch.Tensor:
             x, y = source(tensors[src]), tensors[other]
             first = (y, x) if other_first else (x, y)
             dst = operator(*first, tensors[weights], self._bias(tensors, bias), *fixed)
-            result: torch.Tensor = finish(dst, tensors)
-            return result
+            return rest(dst, tensors)
 
         return call
 
@@ -328,18 +325,3 @@ class _FusedFunctions:
             return lambda tensor: tensor
         order, dims = self.view
         return lambda tensor: tensor.permute(order).reshape(dims)
-
-    def _finish(self) -> Any:
-        rest: tuple[PostOp, ...] = self.tail.rest
-        if not rest:
-            return lambda dst, tensors: dst
-        names = self.names
-
-        def finish(dst: torch.Tensor, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
-            named = dict(zip(names, tensors, strict=True))
-            dtype = dst.dtype
-            for post_op in rest:
-                dst = apply_post_op(post_op, dst, named)
-            return dst.to(dtype)
-
-        return finish

@@ -18,12 +18,12 @@ from fmtprop.ir.ports import result_names, sources
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.normalization import BatchNorm
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.prelu import Prelu
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.sum import Sum
 from fmtprop.passes.target import Candidate, Request
+from fmtprop.targets.mkldnn.dense import batch_norm
 from fmtprop.targets.mkldnn.dispatcher import computes_in, has_kernel
 from fmtprop.targets.mkldnn.formats import opaque, row_major
 from fmtprop.targets.mkldnn.function import TorchFunction
@@ -92,16 +92,6 @@ def _avg_pool(attrs: Pooling, names: tuple[str, ...]) -> Callable[..., torch.Ten
     return lambda src: pool(src, kernel, strides, pads, False, attrs.alg == "avg_include_padding")
 
 
-def _batch_norm(attrs: BatchNorm, names: tuple[str, ...]) -> Callable[..., torch.Tensor]:
-    def call(*tensors: torch.Tensor) -> torch.Tensor:
-        named = dict(zip(names, tensors, strict=True))
-        return F.batch_norm(
-            named["src"], named["mean"], named["variance"], named["scale"], named["shift"], False, 0.0, attrs.epsilon
-        )
-
-    return call
-
-
 def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any, Any], Callable[..., torch.Tensor]]:
     return lambda attrs, names: function
 
@@ -127,7 +117,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "batch_normalization", "aten::native_batch_norm",
         lambda attrs, dims: set(dims) >= _VECTORS and len(dims["src"]) in (4, 5),
-        _batch_norm, _VECTORS,
+        batch_norm, _VECTORS,
     ),
     Rule(
         "softmax", "aten::_softmax",

@@ -5,17 +5,20 @@ Owns the names of oneDNN's element-wise functions in PyTorch's fused operators.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from fmtprop.ir.node import PostOp
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.evaluate import apply_post_op
 from fmtprop.ops.sum import Sum
 from fmtprop.targets.mkldnn.dispatcher import accepts_unary
 
-__all__ = ["UNARIES", "Tail", "Unary", "split"]
+__all__ = ["UNARIES", "Tail", "Unary", "finish", "split"]
 
 _SIXTH = 1 / 6
 
@@ -88,6 +91,23 @@ def split(post_ops: Sequence[PostOp], dst: MemoryDesc, dims: dict[str, tuple[int
             unary = found
             del waiting[0]
     return Tail(binary, other, unary, tuple(waiting))
+
+
+def finish(
+    rest: Sequence[PostOp], names: tuple[str, ...]
+) -> Callable[[torch.Tensor, tuple[torch.Tensor, ...]], torch.Tensor]:
+    """Return ``(result, operands with these names) -> result`` of post-ops that separate operators apply."""
+    if not rest:
+        return lambda dst, tensors: dst
+
+    def call(dst: torch.Tensor, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        named = dict(zip(names, tensors, strict=True))
+        dtype = dst.dtype
+        for post_op in rest:
+            dst = apply_post_op(post_op, dst, named)
+        return dst.to(dtype)
+
+    return call
 
 
 def _binary(post_op: PostOp) -> str:
