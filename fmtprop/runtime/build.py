@@ -17,11 +17,11 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Target
 from fmtprop.runtime.arena import Lifetime, peak_nbytes, plan_arena
 from fmtprop.runtime.constants import ConstantStore, computed_nodes
-from fmtprop.runtime.packing import Packing
+from fmtprop.runtime.packing import Once, Packing
 from fmtprop.runtime.placement import place_parts, sum_operand
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step, Turn
 from fmtprop.targets.executable import Executable, implementation, threads_here
-from fmtprop.targets.memory import check_fits
+from fmtprop.targets.memory import check_fits, nbytes_of
 from fmtprop.targets.reference import ReferenceTarget
 
 #: gradients of at least so many bytes, and of at least this share of the saved tensors, have a place in the arena
@@ -95,10 +95,10 @@ class Draft:
         self.roots: list[_Root] = []
         self.places: dict[Value, Access] = {}
         self.steps: list[Step] = []
-        #: nodes without an input behind them, without views: sources come before their readers
-        self.constant: dict[str, Node] = {}
-        #: buffer -> the constant value in it
-        self.owners: dict[int, Value] = {}
+        #: constants and nodes without an input behind them, without views: sources come before their readers
+        self.once: list[Once] = []
+        #: buffer of a constant -> the node that fills it
+        self.fillers: dict[int, Node] = {}
         self.threads = threads_here()
         #: implementation -> its executable
         self.executables: dict[int, Executable] = {}
@@ -115,19 +115,16 @@ class Draft:
 
     def pack(self, constants: ConstantStore, *, consume: bool = False) -> Plan:
         """Return the plan with constants; see :func:`build_plan`."""
-        used = {i: value for i, value in self.owners.items() if i in self.used}
-        unread = {value for value in self.owners.values() if not self.pending[value]}
-        packing = Packing(
-            self.graph, self.constant, self.places, self.owners, unread, self.threads, constants, consume
-        )  # fmt: skip
-        numbers = packing.run(used)
-        kept = sorted(set(numbers.values()))
-        places = {number: place for place, number in enumerate(kept)}
+        packing = Packing(self.graph, self.once, self.used & self.fillers.keys(), self.threads, constants, consume)
+        flats = packing.run()
+        distinct = {id(flat): flat for flat in flats.values()}
+        places = {key: place for place, key in enumerate(distinct)}
         buffers = list(self.plan.buffers)
-        for i, number in numbers.items():
-            buffers[i] = replace(buffers[i], nbytes=constants.nbytes(number), index=places[number])
-        bytes_ = tuple(constants[number] for number in kept)
-        return replace(self.plan, buffers=tuple(buffers), constants=bytes_, packed=tuple(packing.packed.values()))
+        for i, flat in flats.items():
+            buffers[i] = replace(buffers[i], nbytes=nbytes_of(flat), index=places[id(flat)])
+        return replace(
+            self.plan, buffers=tuple(buffers), constants=tuple(distinct.values()), packed=tuple(packing.packed)
+        )
 
     def _place_all(self) -> Plan:
         for node in self.nodes:
@@ -146,7 +143,7 @@ class Draft:
             (node.name, node.descs[0], i if (i := self.places[Value(node.name)].buffer) in self.used else -1)
             for node in self.graph.input_nodes
         )
-        packed = tuple(node for node in self.constant.values() if node.op != "constant")
+        packed = tuple(one.node for one in self.once if one.node.op != "constant")
         return Plan(
             self.graph.name, tuple(self.steps), buffers, inputs, outputs, (), arena, peak,
             packed, self.threads, turn, {i: buffers[i].offset for i in inside},
@@ -198,13 +195,13 @@ class Draft:
         if node.name in self.views:
             self._view(node)
             return
-        for source in self.graph.inputs(node.name).values():
-            self._place_of(source)
-        self.constant[node.name] = node
-        for index in range(len(node.results)):
-            root = self._root(Home.CONSTANT, 0, index=-1)
+        operands = {name: self._place_of(source) for name, source in self.graph.inputs(node.name).items()}
+        roots = tuple(self._root(Home.CONSTANT, 0, index=-1) for _ in node.results)
+        for index, root in enumerate(roots):
             self._place(node, index, root)
-            self.owners[root] = Value(node.name, index)
+            self.fillers[root] = node
+        unread = frozenset(index for index in range(len(roots)) if not self.pending[Value(node.name, index)])
+        self.once.append(Once(node, operands, roots, unread))
 
     def _place_of(self, value: Value) -> Access:
         """Return the position of a value."""
@@ -246,8 +243,7 @@ class Draft:
             self.executables[id(way)] = way.build(self.threads)
         if way.scratchpad_nbytes:
             scratchpad = self._root(Home.ARENA, way.scratchpad_nbytes, first=len(self.steps))
-        sources = {name: self.owners[a.buffer].node for name, a in operands.items() if a.buffer in self.owners}
-        packers = {name: self.constant[source] for name, source in sources.items()}
+        packers = {name: self.fillers[a.buffer] for name, a in operands.items() if a.buffer in self.fillers}
         packing = {k: one for k, one in packers.items() if one.op == "reorder" and one.descs[0] == operands[k].desc}
         self._append(Step(node, operands, results, self.executables[id(way)], scratchpad, packing))
 

@@ -1,7 +1,6 @@
-"""Constants while a plan is built: parameters with their values at that time, packed constants in aligned memory.
+"""Constants while a plan is built: parameters with their values at that time, and the results of nodes on them.
 
-Owns the copies of parameters: each distinct one is kept once. The originals are released only if the user says so. Also
-tells which nodes are constant, and which numbers they accept.
+Originals are released only if the user says so. Also tells which nodes are constant, and which numbers they accept.
 """
 
 from __future__ import annotations
@@ -23,57 +22,26 @@ from fmtprop.ops.host_call import HostCall
 from fmtprop.runtime.weights import WEIGHTS, PackedForms
 from fmtprop.targets.bound import SCRATCHPAD, Memory, Place, Stream
 from fmtprop.targets.executable import Executable, Implementation, implementation
-from fmtprop.targets.memory import aligned_bytes, nbytes_of, view
+from fmtprop.targets.memory import aligned_bytes, view
 
 #: flat bytes of each operand, and its layout in them
 Operands = Mapping[str, tuple[torch.Tensor, MemoryDesc]]
 
 
 class ConstantStore:
-    """Flat bytes of every constant, by number; equal bytes that belong to the store have one number."""
+    """Source of the bytes of a plan's constants."""
 
     def __init__(self, forms: PackedForms | None = None) -> None:
         self.forms = forms or PackedForms()
-        self._bytes: list[torch.Tensor] = []
-        #: number of uses of each constant
-        self._uses: list[int] = []
-        #: identity of shared bytes -> number
-        self._numbers: dict[int, int] = {}
         #: implementation -> itself and its executable: equal weights are packed by the same one
         self._executables: dict[int, tuple[Implementation, Executable]] = {}
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return self._bytes[index]
+    def keep(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return bytes that a plan keeps, and no other code can change: equal ones, if another plan has them."""
+        return WEIGHTS.share(flat)
 
-    def nbytes(self, index: int) -> int:
-        """Return the size of a constant in bytes."""
-        return nbytes_of(self._bytes[index])
-
-    def keep(self, flat: torch.Tensor) -> int:
-        """Store flat bytes, or a tensor, that no other code can change; return their number, an old one if known."""
-        shared = WEIGHTS.share(flat)
-        known = self._numbers.get(id(shared))
-        if known is None:
-            known = self._numbers[id(shared)] = self._append(shared)
-        else:
-            self._uses[known] += 1
-        return known
-
-    def drop(self, index: int) -> None:
-        """Drop one use of a constant that no step reads, because its packed form replaces it."""
-        self._uses[index] -= 1
-        if self._uses[index]:
-            return  # equal constants use it
-        self._numbers.pop(id(self._bytes[index]), None)
-        self._bytes[index] = self._bytes[index].new_empty(0)
-
-    def _append(self, flat: torch.Tensor) -> int:
-        self._bytes.append(flat)
-        self._uses.append(1)
-        return len(self._bytes) - 1
-
-    def add(self, data: Constant, type_: TensorType, desc: MemoryDesc, *, packed: bool, native: bool) -> int:
-        """Store a parameter in a dense plain format.
+    def add(self, data: Constant, type_: TensorType, desc: MemoryDesc, *, packed: bool, native: bool) -> torch.Tensor:
+        """Return the flat bytes of a parameter in a dense plain format.
 
         Parameters
         ----------
@@ -84,29 +52,22 @@ class ConstantStore:
         desc : MemoryDesc
             A dense plain format.
         packed : bool
-            Whether only `compute` reads it, during the build; then the original needs no copy.
+            Whether only `compute` reads it, while the plan is packed; then the original needs no copy.
         native : bool
-            Whether all its readers accept any numbers, during the build or in a run.
-
-        Returns
-        -------
-        int
-            The constant's number.
+            Whether all its readers accept any numbers, while the plan is packed or in a run.
         """
         fresh = is_fresh(data)
         tensor = materialise(data, type_).detach()
         if tensor.numel() == 0:
-            return self.keep(torch.zeros(0, dtype=torch.uint8))
-        copy = not (packed or fresh) or not _lies_as(tensor, desc)
-        if copy:
+            return torch.zeros(0, dtype=torch.uint8)
+        if not (packed or fresh) or not _lies_as(tensor, desc):
             tensor = view(aligned_bytes(desc.nbytes), desc).copy_(tensor)
-        flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-        return self.keep(flat) if copy or fresh else self._append(flat)
+        return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
     def compute(self, node: Node, operands: Operands, threads: int, unread: Collection[int] = ()) -> list[torch.Tensor]:
-        """Execute a node on constants once and return its results; `unread` operands may hold any numbers.
+        """Execute a node on constants once and return its results; `unread` ones may hold any numbers.
 
-        Results are flat bytes, or tensors if the node's implementation allocates its results.
+        Results are flat bytes, or tensors if the node's implementation makes its results.
         """
         way = implementation(node)
         results = [Memory(None if way.makes_results else aligned_bytes(desc.nbytes)) for desc in node.descs]

@@ -78,12 +78,10 @@ class _StandIns(ConstantStore):
         super().__init__()
         self._block, self._next = block, 0
 
-    def add(self, data: Constant, type_: TensorType, desc: MemoryDesc, *, packed: bool, native: bool) -> int:
-        """Store arbitrary numbers for a parameter of oneDNN, nothing if it is only packed; others without a copy."""
-        if packed and native:
-            return self._append(torch.empty(0, dtype=torch.uint8))
+    def add(self, data: Constant, type_: TensorType, desc: MemoryDesc, *, packed: bool, native: bool) -> torch.Tensor:
+        """Return arbitrary numbers for a parameter of oneDNN, nothing if it is only packed; others without a copy."""
         if native:
-            return self._append(self._take(desc))
+            return torch.empty(0, dtype=torch.uint8) if packed else self._take(desc)
         return super().add(data, type_, desc, packed=True, native=native)
 
     def compute(self, node: Node, operands: Operands, threads: int, unread: Collection[int] = ()) -> list[torch.Tensor]:
@@ -99,9 +97,9 @@ class _StandIns(ConstantStore):
         self._next += _room(desc)
         return self._block[start : start + desc.nbytes]
 
-    def keep(self, flat: torch.Tensor) -> int:
-        """Store flat bytes; equal ones are not merged, to keep the distances of real weights."""
-        return self._append(flat)
+    def keep(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return the bytes; equal ones are not merged, to keep the distances of real weights."""
+        return flat
 
 
 def _stand_in_sizes(graph: Graph) -> Iterator[int]:

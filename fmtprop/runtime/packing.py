@@ -1,27 +1,51 @@
 """Packing of a plan's constants: parameters are read, nodes on constants run once, and the originals are dropped.
 
-Owns the order: a weight is dropped before the next one is read. Places nothing and compiles no step.
+Owns the order: a weight is dropped before the next one is read. Places nothing in a plan and compiles no step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
 
 from fmtprop import dnnl
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
-from fmtprop.runtime.constants import ConstantStore, is_indifferent, readers_behind_views
+from fmtprop.runtime.constants import ConstantStore, any_numbers_do
 from fmtprop.runtime.plan import Access
 from fmtprop.runtime.weights import Numbers
+from fmtprop.targets.memory import nbytes_of
 
-__all__ = ["Packing"]
+__all__ = ["Once", "Packing"]
 
 #: after packing so many bytes of weights, the originals' memory is returned to the system
 _TRIM_NBYTES = 16 << 20
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
+class Once:
+    """A constant of the graph, or a node that runs once, on constants.
+
+    Parameters
+    ----------
+    node : Node
+        The node.
+    operands : mapping of str to Access
+        The tensors that it reads, in buffers that others fill.
+    results : tuple of int
+        The buffer that each result fills.
+    unread : frozenset of int
+        Numbers of the results that no node reads: they may hold any numbers.
+    """
+
+    node: Node
+    operands: Mapping[str, Access]
+    results: tuple[int, ...]
+    unread: frozenset[int]
+
+
 class Packing:
     """One packing of a formatted graph's constants.
 
@@ -29,139 +53,116 @@ class Packing:
     ----------
     graph : Graph
         The formatted graph.
-    nodes : mapping of str to Node
-        Constants and nodes that depend on no input, without views, by name: sources come before their readers.
-    places : mapping of Value to Access
-        Position of each value, of views too.
-    owners : mapping of int to Value
-        The value in each buffer.
-    unread : collection of Value
-        Values that no node reads: they may have any numbers.
+    work : sequence of Once
+        Constants and nodes that depend on no input, without views: sources come before their readers.
+    wanted : collection of int
+        The buffers that steps of the plan read.
     threads : int
         Number of threads.
     store : ConstantStore
-        Gets the bytes.
+        Makes the bytes.
     consume : bool
-        Whether to remove constants from the graph when they are packed.
+        Whether to remove constants from the graph when they are read.
 
     Attributes
     ----------
-    packed : dict of str to Node
+    packed : list of Node
         The nodes that ran.
     """
 
-    graph: Graph
-    nodes: Mapping[str, Node]
-    places: Mapping[Value, Access]
-    owners: Mapping[int, Value]
-    unread: Collection[Value]
-    threads: int
-    store: ConstantStore
-    consume: bool
-    packed: dict[str, Node] = field(default_factory=dict)
-    #: value -> its number in the store
-    _stored: dict[Value, int] = field(default_factory=dict)
-    #: by constant
-    _numbers: dict[str, Numbers | None] = field(default_factory=dict)
-    #: value -> the nodes that read it or a view of it
-    _behind: dict[Value, set[str]] = field(default_factory=dict)
-    _forgotten: set[Value] = field(default_factory=set)
-    _freed: int = 0
+    def __init__(
+        self,
+        graph: Graph,
+        work: Sequence[Once],
+        wanted: Collection[int],
+        threads: int,
+        store: ConstantStore,
+        consume: bool = False,
+    ) -> None:
+        self._graph, self._work, self._wanted = graph, work, frozenset(wanted)
+        self._threads, self._store, self._consume = threads, store, consume
+        self.packed: list[Node] = []
+        self._values = {buffer: Value(one.node.name, i) for one in work for i, buffer in enumerate(one.results)}
+        #: buffer -> its bytes
+        self._flats: dict[int, torch.Tensor] = {}
+        #: by constant
+        self._numbers: dict[str, Numbers | None] = {}
+        self._freed = 0
 
-    def run(self, wanted: Mapping[int, Value]) -> dict[int, int]:
-        """Pack values, by buffer; return their numbers in the store, by buffer."""
-        for name in self._needed(wanted.values()):
-            node = self.nodes[name]
-            if node.op == "constant":
-                self._stored[Value(name)] = self._add_constant(node)
-            else:
-                self._run_once(node)
-        for value in wanted.values():
-            origin, desc = self._origin(value), self.graph.desc_of(value)
-            self.store.forms.note(origin, desc, self.store[self._stored[value]], self._numbers_of(value))
-        return {buffer: self._stored[value] for buffer, value in wanted.items()}
+    def run(self) -> dict[int, torch.Tensor]:
+        """Return the bytes of each wanted buffer: flat, or a tensor that PyTorch made; equal bytes are one tensor."""
+        work = self._needed()
+        last = {access.buffer: turn for turn, one in enumerate(work) for access in one.operands.values()}
+        for turn, one in enumerate(work):
+            made = [self._constant(one)] if one.node.op == "constant" else self._computed(one)
+            for buffer, flat in zip(one.results, made, strict=True):
+                self._flats[buffer] = self._store.keep(flat) if buffer in self._wanted else flat
+            for buffer in {access.buffer for access in one.operands.values()} - self._wanted:
+                if last[buffer] == turn:
+                    self._drop(buffer)
+        for buffer in sorted(self._wanted):
+            value = self._values[buffer]
+            origin, desc = self._origin(value), self._graph.desc_of(value)
+            self._store.forms.note(origin, desc, self._flats[buffer], self._numbers_of(value))
+        return {buffer: self._flats[buffer] for buffer in sorted(self._wanted)}
 
-    def _needed(self, wanted: Collection[Value]) -> list[str]:
-        """Return the nodes to run, sources first; another plan's copy of a value in the same format is shared."""
-        needed, to_run = {value.node for value in wanted}, []
-        for name in reversed(list(self.nodes)):
-            if name not in needed:
+    def _needed(self) -> list[Once]:
+        """Return the work to do, sources first; another plan's copy of a value in the same format is shared."""
+        needed, found = set(self._wanted), []
+        for one in reversed(self._work):
+            if needed.isdisjoint(one.results):
                 continue
-            node = self.nodes[name]
-            values = [Value(name, index) for index in range(len(node.results))]
+            values = [self._values[buffer] for buffer in one.results]
             known = [
-                self.store.forms.find(self._origin(value), self.graph.desc_of(value), self._numbers_of(value))
+                self._store.forms.find(self._origin(value), self._graph.desc_of(value), self._numbers_of(value))
                 for value in values
             ]
-            flats = [flat for flat in known if flat is not None]
+            flats = {buffer: flat for buffer, flat in zip(one.results, known, strict=True) if flat is not None}
             if len(flats) == len(values):
-                self._stored.update(zip(values, map(self.store.keep, flats), strict=True))
+                self._flats |= flats
             else:
-                to_run.append(name)
-                needed |= {self._owner(value).node for value in self.graph.inputs(name).values()}
-        return to_run[::-1]
-
-    def _owner(self, value: Value) -> Value:
-        """Return the value of which this is a view, or itself."""
-        return self.owners[self.places[value].buffer]
+                found.append(one)
+                needed |= {access.buffer for access in one.operands.values()}
+        return found[::-1]
 
     def _origin(self, value: Value) -> Value:
         """Return the constant of which a value is another format."""
-        node = self.graph.node(value.node)
+        node = self._graph.node(value.node)
         while node.op == "reorder":
-            source = self.graph.inputs(node.name)["src"]
-            if self.graph.desc_of(source).dtype is not node.descs[0].dtype:
+            source = self._graph.inputs(node.name)["src"]
+            if self._graph.desc_of(source).dtype is not node.descs[0].dtype:
                 break
-            value, node = source, self.graph.node(source.node)
+            value, node = source, self._graph.node(source.node)
         return value
 
     def _numbers_of(self, value: Value) -> Numbers | None:
         """Return an identity of a constant value's numbers, in any format and data type."""
-        node = self.graph.node(value.node)
+        node = self._graph.node(value.node)
         while node.op == "reorder":
-            node = self.graph.node(self.graph.inputs(node.name)["src"].node)
+            node = self._graph.node(self._graph.inputs(node.name)["src"].node)
         if node.op != "constant":
             return None
         if node.name not in self._numbers:
-            self._numbers[node.name] = self.store.forms.numbers(self.graph.constants[node.name])
+            self._numbers[node.name] = self._store.forms.numbers(self._graph.constants[node.name])
         return self._numbers[node.name]
 
-    def _readers(self, value: Value) -> set[str]:
-        """Return the nodes that read a value or a view of it."""
-        if value not in self._behind:
-            self._behind[value] = readers_behind_views(self.graph, value)
-        return self._behind[value]
+    def _constant(self, one: Once) -> torch.Tensor:
+        node, constants = one.node, self._graph.constants
+        data = constants.pop(node.name) if self._consume else constants[node.name]
+        packed, native = self._wanted.isdisjoint(one.results), any_numbers_do(self._graph, node.name)
+        return self._store.add(data, node.results[0], node.descs[0], packed=packed, native=native)
 
-    def _add_constant(self, node: Node) -> int:
-        readers = self._readers(Value(node.name))
-        native = node.descs[0].takes_any_bytes and all(is_indifferent(self.graph.node(one)) for one in readers)
-        # only nodes that run once read it
-        packed = readers <= self.nodes.keys()
-        data = self.graph.constants[node.name]
-        return self.store.add(data, node.results[0], node.descs[0], packed=packed, native=native)
-
-    def _run_once(self, node: Node) -> None:
+    def _computed(self, one: Once) -> list[torch.Tensor]:
         """Execute a node of constants now: weights are packed once."""
-        inputs = self.graph.inputs(node.name)
-        flats = {name: self.store[self._stored[self._owner(value)]] for name, value in inputs.items()}
-        operands = {name: (flats[name], self.places[value].desc) for name, value in inputs.items()}
-        unread = {index for index in range(len(node.results)) if Value(node.name, index) in self.unread}
-        for index, tensor in enumerate(self.store.compute(node, operands, self.threads, unread)):
-            self._stored[Value(node.name, index)] = self.store.keep(tensor)
-        self.packed[node.name] = node
-        for value in inputs.values():
-            self._forget(self._owner(value))
+        operands = {name: (self._flats[access.buffer], access.desc) for name, access in one.operands.items()}
+        self.packed.append(one.node)
+        return self._store.compute(one.node, operands, self._threads, one.unread)
 
-    def _forget(self, value: Value) -> None:
-        """Drop a constant, or a value computed from constants, after all its readers were computed."""
-        if value in self._forgotten or not self._readers(value) <= self.packed.keys():
-            return
-        self._forgotten.add(value)
-        number = self._stored[value]
-        self._freed += self.store.nbytes(number)
-        self.store.drop(number)
-        if self.consume:
-            self.graph.constants.pop(value.node, None)
+    def _drop(self, buffer: int) -> None:
+        """Drop bytes that nothing reads any more."""
+        flat = self._flats.pop(buffer)
+        self._freed += nbytes_of(flat)
+        del flat
         if self._freed > _TRIM_NBYTES:
             self._freed = 0
             dnnl.trim_heap()
