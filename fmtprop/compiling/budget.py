@@ -9,14 +9,16 @@ from collections.abc import Callable
 from math import inf
 from time import thread_time
 
-__all__ = ["Budget"]
+__all__ = ["NODE_SECONDS", "Budget"]
 
 #: a compilation may take so many seconds, and so many runs of the model
 _SECONDS, _RUNS = 5.0, 6
 
-#: seconds to build a node and to check a distinct implementation, and bytes of weights that are packed in a second
-#: (Zen 4, one thread)
-_NODE_SECONDS, _KIND_SECONDS, _PACKED_NBYTES = 1.5e-4, 4e-3, 1e9
+#: seconds in which a node of a plan is placed and its primitive built (Zen 4, one thread)
+NODE_SECONDS = 1.5e-4
+
+#: seconds to check a distinct implementation, and bytes of weights that are packed in a second (Zen 4, one thread)
+_KIND_SECONDS, _PACKED_NBYTES = 4e-3, 1e9
 
 
 class Budget:
@@ -72,7 +74,7 @@ class Budget:
         weights_nbytes : int
             Bytes of its weights.
         """
-        self._reserve = _NODE_SECONDS * nodes + _KIND_SECONDS * kinds + weights_nbytes / _PACKED_NBYTES
+        self._reserve = NODE_SECONDS * nodes + _KIND_SECONDS * kinds + weights_nbytes / _PACKED_NBYTES
 
     def allows(self, work: str, seconds: float) -> bool:
         """Return whether optional work fits; otherwise it is recorded as left out.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from fmtprop.compiling.attempts import Attempts
-from fmtprop.compiling.budget import Budget
+from fmtprop.compiling.budget import NODE_SECONDS, Budget
 from fmtprop.compiling.entrants import DIRECT, GREEDY, OTHER_SHAPE, Entrant, Entrants, like_another_shape
 from fmtprop.compiling.options import OPTIMAL, Options
 from fmtprop.compiling.race import Race, race
@@ -33,9 +33,6 @@ __all__ = ["Decision", "Selection"]
 
 #: optional work, as users see it
 _RACE = "race of plans"
-
-#: seconds in which a node of a draft is placed and its primitive built (Zen 4, one thread)
-_BUILT_NODE_SECONDS = 1e-4
 
 #: seconds of a race, for the efforts "quick" and "patient"
 _QUICK_SECONDS, _PATIENT_SECONDS = 0.2, 1.0
@@ -254,7 +251,7 @@ class Selection:
 
     def _seconds_of_race(self, first: Entrant, plans: int) -> float:
         """Estimate the time of a race: each plan is built, runs once, and once more with warm caches."""
-        return plans * (_BUILT_NODE_SECONDS * len(first.graph) + 2 * self._budget.run)
+        return plans * (NODE_SECONDS * len(first.graph) + 2 * self._budget.run)
 
     # ------------------------------------------------------------------ records of earlier races
 
