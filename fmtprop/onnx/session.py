@@ -364,6 +364,8 @@ class IOBinding:
 def _check_providers(providers: Sequence[Any] | None) -> None:
     if providers is None:
         return
+    if isinstance(providers, str):
+        raise ImportModelError(f"providers is {providers!r}; it must be a list of names")
     names = [entry[0] if isinstance(entry, tuple) and entry else entry for entry in providers]
     if "CPUExecutionProvider" not in names:
         raise ImportModelError(f"providers are {names}; fmtprop runs on the CPU: CPUExecutionProvider")

@@ -133,6 +133,8 @@ def graph_of(program: Program, shapes: Mapping[str, Sequence[int]] | None = None
     ImportModelError
         A shape is open, or depends on data; the message names the node.
     """
+    if shapes and not isinstance(shapes, Mapping):
+        raise ImportModelError(f"shapes is {shapes!r}; it must map inputs to tuples of sizes")
     wanted = dict(shapes or {})
     infos = program.inputs
     unknown = sorted(set(wanted) - {info.name for info in infos})

@@ -166,6 +166,8 @@ def test_wrong_names():
         session(FIXED).run("y", x)
     with pytest.raises(ImportModelError, match="fmtprop runs on the CPU"):
         session(FIXED, providers=["CUDAExecutionProvider"])
+    with pytest.raises(ImportModelError, match="providers is 'CPUExecutionProvider'; it must be a list of names"):
+        session(FIXED, providers="CPUExecutionProvider")
 
 
 def test_bound_arrays_are_read_and_written_in_place():
@@ -352,6 +354,8 @@ def test_a_branch_that_is_not_taken_does_not_fail(nodes, values):
 def test_wrong_shapes(shape, message):
     with pytest.raises(ImportModelError, match=message):
         fp.compile(parser.parse_model(DYNAMIC), shapes={"x": shape, "extra": (2,)})
+    with pytest.raises(ImportModelError, match=r"shapes is \[2\]; it must map inputs to tuples of sizes"):
+        fp.compile(parser.parse_model(DYNAMIC), shapes=[2])
 
 
 def test_a_result_of_the_reference_beyond_the_memory_is_an_error():
