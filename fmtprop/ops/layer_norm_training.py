@@ -18,7 +18,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
 from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.norm_vectors import GRADIENTS, MEAN, SCALE, SHIFT, VARIANCE, training, widened
+from fmtprop.ops.norm_vectors import DIFF_VECTORS, MEAN, SCALE, SHIFT, VARIANCE, training, widened
 from fmtprop.ops.normalization import (
     LAYER_NORMALIZATION,
     LayerNorm,
@@ -130,6 +130,9 @@ def _backward(call: Call) -> tuple[Value | None, ...] | None:
 
 # ---------------------------------------------------------------- samples and declarations
 
+#: rounded to bf16 before each layer, the tokens of an encoder would lose more digits than by its products
+_SRC = Operand("src", "SRC", wide=True)
+
 
 def samples_backward() -> Iterable[Sample]:
     """Yield the same rows with a gradient; any statistics will do."""
@@ -145,7 +148,7 @@ _FORWARD, _BACKWARD = training("LayerNormalization", "layer_normalization")
 LAYER_NORMALIZATION_TRAINING = OpDef(
     name="layer_normalization_training",
     attrs=LayerNorm,
-    operands=(Operand("src", "SRC"), SCALE, SHIFT),
+    operands=(_SRC, SCALE, SHIFT),
     results=(Operand("dst", "DST"), MEAN, VARIANCE),
     category=Category.BANDWIDTH,
     infer=infer,
@@ -162,8 +165,8 @@ LAYER_NORMALIZATION_TRAINING = OpDef(
 LAYER_NORMALIZATION_BACKWARD = OpDef(
     name="layer_normalization_backward",
     attrs=LayerNorm,
-    operands=(Operand("src", "SRC"), MEAN, VARIANCE, SCALE, SHIFT, Operand("diff_dst", "DIFF_DST")),
-    results=GRADIENTS,
+    operands=(_SRC, MEAN, VARIANCE, SCALE, SHIFT, Operand("diff_dst", "DIFF_DST", wide=True)),
+    results=(Operand("diff_src", "DIFF_SRC"), *DIFF_VECTORS),
     category=Category.BANDWIDTH,
     infer=infer_backward,
     reference=reference_backward,

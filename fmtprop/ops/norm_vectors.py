@@ -24,12 +24,10 @@ VECTORS = ("mean", "variance", "scale", "shift", "diff_scale", "diff_shift")
 SCALE, SHIFT = (Operand(name, name.upper(), optional=True, parameter=True) for name in ("scale", "shift"))
 MEAN, VARIANCE = (Operand(name, name.upper(), parameter=True) for name in ("mean", "variance"))
 
+DIFF_VECTORS = tuple(Operand(name, name.upper(), parameter=True) for name in ("diff_scale", "diff_shift"))
+
 #: the results of a gradient
-GRADIENTS = (
-    Operand("diff_src", "DIFF_SRC"),
-    Operand("diff_scale", "DIFF_SCALE", parameter=True),
-    Operand("diff_shift", "DIFF_SHIFT", parameter=True),
-)
+GRADIENTS = (Operand("diff_src", "DIFF_SRC"), *DIFF_VECTORS)
 
 
 def widened(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

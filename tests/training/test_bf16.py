@@ -12,6 +12,7 @@ from torch import nn
 
 import fmtprop as fp
 from fmtprop import dnnl
+from tests.training.networks import Attention
 
 pytestmark = pytest.mark.skipif(not dnnl.supports("bf16"), reason="oneDNN has no bf16 on this CPU")
 
@@ -72,3 +73,13 @@ def test_pytorchs_poolings_stay_in_bf16():
     net(x).sum().backward()
     pools = [step.node for step in net.nets[0].plan.steps if "max_pool2d" in getattr(step.node.attrs, "target", "")]
     assert [node.results[0].dtype.value for node in pools] == ["bf16", "bf16"]
+
+
+def test_layer_normalizations_read_and_write_f32():
+    torch.manual_seed(0)
+    module, x = nn.Sequential(Attention(), nn.LayerNorm(16)), torch.randn(4, 9, 16)
+    net = fp.compile(module, x, training=True, dtype="bf16", tune="model", confirm=False)
+    net(x).square().sum().backward()
+    norms = [s.node for s in net.nets[0].plan.steps if s.node.op.startswith("layer_normalization")]
+    assert len(norms) == 6
+    assert {desc.dtype for node in norms for desc in (*node.choice.operands.values(), *node.descs)} == {"f32"}
