@@ -227,9 +227,9 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 def _export_failure(module: nn.Module, error: Exception) -> str:
-    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 
-    if isinstance(error, GuardOnDataDependentSymNode):
+    if isinstance(error, GuardOnDataDependentSymNode | PendingUnbackedSymbolNotFound):
         return (
             f"torch.export cannot export {type(module).__name__}: {_running(module, error)} takes a branch or a size "
             "from a tensor's values, and a graph runs every op once: compute both sides and choose with torch.where "

@@ -466,6 +466,10 @@ REFUSED = {
         nn.Sequential(nn.ReLU(), Branching()),
         r"cannot export Sequential: 1 \(.*test_torch_export.py:\d+\) takes a branch .*torch.where .*draft_export",
     ),
+    "data-dependent start": (
+        Function(lambda x: x.narrow(0, x.sum().long(), 1)),
+        r"cannot export Function: .* takes a branch or a size from a tensor's values",
+    ),
     "random": (Function(lambda x: x + torch.rand_like(x)), "aten.rand_like.default draws random numbers"),
     "item": (Function(lambda x: x * x.sum().item()), "turns a tensor into a Python number"),
     "nonzero": (Function(lambda x: x[x > 0]), "shapes must be static"),
