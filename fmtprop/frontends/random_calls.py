@@ -16,7 +16,7 @@ from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from fmtprop.errors import ImportModelError
 from fmtprop.ops.host_call import draws_random_numbers
 
-__all__ = ["Draw", "drawer", "drawn_first"]
+__all__ = ["Draw", "drawer", "drawn_first", "with_draws"]
 
 #: a function that draws the numbers of one call
 Draw = Callable[[], torch.Tensor]
@@ -60,6 +60,34 @@ def drawn_first(program: fx.GraphModule) -> fx.GraphModule:
     for node in program.graph.nodes:
         values[node] = _rewritten(graph, values, node)
     return fx.GraphModule(program, graph)
+
+
+def with_draws(program: fx.GraphModule) -> tuple[fx.GraphModule, list[Draw]]:
+    """Return the program with a last argument for each call that draws, and the functions that draw these.
+
+    Parameters
+    ----------
+    program : torch.fx.GraphModule
+        Functional; it is not changed.
+
+    Raises
+    ------
+    ImportModelError
+        Numbers that are drawn depend on values of the model.
+    """
+    program, draws = drawn_first(program), list[Draw]()
+    nodes = list(program.graph.nodes)
+    computed = next(node for node in nodes if node.op != "placeholder")
+    for node in nodes:
+        if node.op != "call_function" or (draw := drawer(node)) is None:
+            continue
+        with program.graph.inserting_before(computed):
+            given = program.graph.placeholder(f"drawn_{len(draws)}")
+        given.meta = dict(node.meta)
+        node.replace_all_uses_with(given)
+        program.graph.erase_node(node)
+        draws.append(draw)
+    return program, draws
 
 
 def _rewritten(graph: fx.Graph, values: Mapping[Any, Any], node: fx.Node) -> Any:
@@ -132,8 +160,8 @@ def drawer(node: fx.Node) -> Draw | None:
                 f"{node.name}: {node.target} draws random numbers that depend on values of the model; use dropout, or "
                 "draw them outside and pass them as an input"
             )
-    target: Any = node.target
-    return lambda: target(*map(_stand_in, node.args), **node.kwargs)
+    target, args, kwargs = node.target, node.args, dict(node.kwargs)
+    return lambda: target(*map(_stand_in, args), **kwargs)
 
 
 def _stand_in(argument: Any) -> Any:

@@ -18,6 +18,7 @@ from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.frontends.functional import import_functional
 from fmtprop.frontends.joint import Joint, import_joint
+from fmtprop.frontends.random_calls import with_draws
 from fmtprop.ir.graph import Graph
 from fmtprop.runtime.halves import Halves
 from fmtprop.system.locks import ProcessLock
@@ -176,10 +177,12 @@ class Evaluation:
         """Run the graph; a graph that computes nothing runs in PyTorch."""
         with self._making.current:
             if self._run is None:
-                functional = import_functional(self.program, {}, "evaluation")
+                program, draws = with_draws(self.program)
+                functional = import_functional(program, {}, "evaluation")
                 if functional.graph.output_nodes:
                     self.net = self._plan(functional.graph, replace(self.options, boundary=functional.boundary))
-                    self._run = functional.around(self.net.run_flat)
+                    run = functional.around(self.net.run_flat)
+                    self._run = (lambda given: run([*given, *(draw() for draw in draws)])) if draws else run
                 else:
                     self._run = lambda given: self.program.forward(*given)
         return self._run(args)

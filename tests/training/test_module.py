@@ -564,6 +564,32 @@ def test_assigned_tensors_are_restored_after_the_example():
     torch.testing.assert_close(ours.average, theirs.average)
 
 
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_dropout_without_gradients(checkpointed):
+    """In train mode under ``no_grad``, as for a teacher's numbers, or in a checkpoint that is run again."""
+
+    class Noisy(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x + torch.randn_like(x))
+
+    ours, theirs = compiled(Noisy(nn.Linear(6, 12), nn.Dropout(0.3), nn.Linear(12, 3)), torch.randn(4, 6))
+    x, found = torch.randn(4, 6, requires_grad=True), []
+    for module in (ours, theirs):
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            with torch.set_grad_enabled(checkpointed):
+                found.append(checkpoint(module, x, use_reentrant=True) if checkpointed else module(x))
+            found.append(torch.rand(2))
+            if checkpointed:
+                x.grad = None
+                found[-2].sum().backward()
+                found.append(x.grad)
+    half = len(found) // 2
+    for one, other in zip(found[:half], found[half:], strict=True):
+        torch.testing.assert_close(one, other)
+    assert ours.evaluations[0].net is not None
+
+
 def test_more_shapes_than_pytorch_allows(monkeypatch):
     ours, theirs = compiled(nn.Linear(4, 3), torch.randn(2, 4), verify="off")
     for rows in range(3, 11):
