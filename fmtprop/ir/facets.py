@@ -65,7 +65,7 @@ def _one(attrs: Any, gathered: float) -> float:
     return 1.0
 
 
-def _no_window(attrs: Any) -> float:
+def _none(attrs: Any) -> float:
     return 0.0
 
 
@@ -88,13 +88,16 @@ class Cost:
         has generated code, which is not slower.
     across : float
         Part of that where the channels are innermost, of an operator that is written for rows.
+    by_pytorch : callable
+        ``attrs -> operations of PyTorch's operator for an element of dst``, if they take longer than its bytes; or 0.
     """
 
     operations: Callable[[Any, float], float] = _one
-    window: Callable[[Any], float] = _no_window
+    window: Callable[[Any], float] = _none
     pace: float = 1.0
     pytorch: float = 0.3
     across: float = 1.0
+    by_pytorch: Callable[[Any], float] = _none
 
 
 class Reads(Enum):

@@ -68,7 +68,20 @@ _WRITING: dict[str, Callable[[float, float], tuple[Any, ...]]] = {
     "pow": lambda alpha, beta: (torch.pow, beta) if alpha == 1.0 else (None,),
     "gelu_erf": lambda alpha, beta: (torch._C._nn.gelu,),
     "round": lambda alpha, beta: (torch.round,),
+    "soft_relu": lambda alpha, beta: (torch._C._nn.softplus, alpha, _LINEAR_FROM),
+    "mish": lambda alpha, beta: (torch._C._nn.mish,),
+    "gelu_tanh": lambda alpha, beta: (partial(torch._C._nn.gelu, approximate="tanh"),),
+    "hardsigmoid": lambda alpha, beta: (torch._C._nn.hardsigmoid,) if _is_usual(alpha, beta) else (None,),
+    "hardswish": lambda alpha, beta: (torch._C._nn.hardswish,) if _is_usual(alpha, beta) else (None,),
 }
+
+#: where PyTorch's softplus of f32 is its argument
+_LINEAR_FROM = 20.0
+
+
+def _is_usual(alpha: float, beta: float) -> bool:
+    """Return whether these are PyTorch's constants of a hard sigmoid: it clips x/6 + 1/2."""
+    return (alpha, beta) == (1 / 6, 0.5)
 
 
 @dataclass(frozen=True)
@@ -152,6 +165,10 @@ def operations(attrs: Eltwise, gathered: float) -> float:
     return 24.0 if attrs.alg in _COSTLY else 1.0
 
 
+#: operations per element of PyTorch's functions that take 1.8 to 3.9 times as long as oneDNN's kernels (Zen 4, AVX-512)
+_PYTORCH_OPERATIONS = {"exp": 48.0, "tanh": 94.0, "mish": 43.0}
+
+
 def loses(attrs: Eltwise) -> frozenset[str]:
     """Return the special values that the function loses: some instructions return the operand that is not NaN."""
     if attrs.alg == "relu" and attrs.alpha:  # a leaky one multiplies
@@ -228,7 +245,7 @@ def _logarithm(base: float) -> Importer:
 
 def _softplus(call: Call) -> Value | None:
     # oneDNN's soft_relu has no linear threshold; PyTorch's is beyond f32's precision from 20 on
-    if call["threshold"] < 20 or not call["beta"]:
+    if call["threshold"] < _LINEAR_FROM or not call["beta"]:
         return None
     return _eltwise(call, Eltwise("soft_relu", float(call["beta"])))
 
@@ -331,7 +348,7 @@ ELTWISE = OpDef(
     elementwise=True,
     positive=lambda attrs: frozenset({"src"}) if attrs.alg in _POSITIVE else frozenset(),
     sliced=each_image,
-    cost=Cost(operations, pytorch=0.7),
+    cost=Cost(operations, pytorch=0.7, by_pytorch=lambda attrs: _PYTORCH_OPERATIONS.get(attrs.alg, 0.0)),
     loses=loses,
     # no post_ops: oneDNN takes some, but then only its slow reference code is left
     as_post_op=PostOpForm("eltwise", _append),

@@ -234,7 +234,8 @@ class ModelCosts:
         share = (_PYTORCH_COSTLY_SHARE if is_costly else cost.pytorch) * (cost.across if across else 1.0)
         if share <= _PYTORCH_PASSES_SHARE and dst.dtype.is_floating:
             share *= min(dst.dtype.nbytes / DataType.F32.nbytes, 1.0)
-        seconds = self._moving(node, operands, results, share)
+        arithmetic = cost.by_pytorch(node.attrs) * prod(dst.dims) / (peak * _POINTWISE_SHARE)
+        seconds = max(arithmetic, self._moving(node, operands, results, share))
         if linear is not None:
             reached = _PYTORCH_PACKED_SHARE if linear.windowed else _PYTORCH_PRODUCTS_SHARE
             reached = _PYTORCH_TRANSPOSED_SHARE if linear.transposed else reached

@@ -7,7 +7,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir.types import TensorType
-from fmtprop.ops.eltwise import ELTWISE, FUNCTIONS, Eltwise
+from fmtprop.ops.eltwise import ELTWISE, FUNCTIONS, Eltwise, operator
 from tests.ops.fake_call import FakeCall, check_import, random_tensor
 
 X = TensorType((2, 3, 4))
@@ -151,3 +151,24 @@ def test_bounds_that_a_data_type_does_not_have_are_its_own(bound):
     assert torch.equal(ELTWISE.reference(clip, {"src": src})[0], expected)
     ELTWISE.operator(clip, {"src": src}, [dst])()
     assert torch.equal(dst, expected)
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        *(Eltwise("soft_relu", 2.0), Eltwise("soft_relu", -1.0), Eltwise("mish"), Eltwise("gelu_tanh")),
+        *(Eltwise(alg, 1 / 6, 0.5) for alg in ("hardsigmoid", "hardswish")),
+    ],
+    ids=str,
+)
+def test_one_operator_of_pytorch_computes_a_function(attrs):
+    x = torch.tensor([-math.inf, -90.0, -25.0, -4.0, -2.9, -0.1, 0.0, 0.3, 2.9, 4.0, 25.0, 90.0, math.inf, math.nan])
+    dst = torch.empty_like(x)
+    run = operator(attrs, {"src": x}, [dst])
+    assert run is not None
+    run()
+    torch.testing.assert_close(dst, FUNCTIONS[attrs.alg](x, attrs.alpha, attrs.beta), equal_nan=True)
+
+
+def test_hard_functions_of_other_constants_have_no_operator():
+    assert operator(Eltwise("hardswish", 0.2, 0.5), {"src": torch.ones(3)}, [torch.empty(3)]) is None
