@@ -395,6 +395,24 @@ def test_places_of_extremes_are_read_beside_them():
     assert [name for name in calls if "min" in name] == ["aten.min.dim", "aten.argmin.default"]
 
 
+class MarkedPlaces(nn.Module):
+    """Numbers in the places that a mask marks: the tensors' own types stay."""
+
+    def forward(self, x, mask):
+        whole, half = x.long(), x.half()
+        numbers = x.masked_fill(mask, -torch.inf), whole.masked_fill(mask, 7), half.masked_fill(mask[:, :1], 0.1)
+        return *numbers, (x > 0).masked_fill(~mask, True), whole.masked_fill(mask, -2.5), x.masked_fill(mask, x.max())
+
+
+def test_marked_places_are_a_choice():
+    # to fill places, PyTorch copies the whole tensor first
+    args = torch.randn(2, 5, 6), torch.rand(2, 5, 6) > 0.5
+    net = fp.compile(MarkedPlaces(), args, policy="propagate")
+    for got, expected in zip(net(*args), MarkedPlaces()(*args), strict=True):
+        assert got.dtype == expected.dtype and torch.equal(got, expected)
+    assert sum(getattr(node.attrs, "target", "") == "aten.where.self" for node in net.compilation.imported.nodes()) == 4
+
+
 class Spectrum(nn.Module):
     """Complex numbers between two transforms; calls with and without an overload that writes to given memory."""
 
