@@ -25,7 +25,7 @@ from fmtprop.passes.fuse_post_ops import FusePostOps
 from fmtprop.passes.mark_exact import MarkExact
 from fmtprop.passes.pair_max_poolings import PairMaxPoolings
 from fmtprop.passes.pipeline import NORMALISE
-from fmtprop.passes.precision import LowerPrecision
+from fmtprop.passes.precision import LowerPrecision, WidenPrecision
 from fmtprop.passes.recognise_functions import RecogniseFunctions
 from fmtprop.system.collector import collect_young
 from fmtprop.targets import OneDnnTarget
@@ -95,13 +95,20 @@ def normalise(
 
 
 def _passes(target: Provider, special_values: str) -> tuple[Pass, ...]:
-    """Return the passes; fusion asks the target."""
-    passes = [replace(one, target=target) if isinstance(one, FusePostOps) else one for one in NORMALISE]
+    """Return the passes; two of them ask the target."""
+    passes = [_asking(one, target) for one in NORMALISE]
     if special_values == "exact":
         # a function and its decomposed forms treat infinities differently; maxima run by PyTorch, which has indices
         passes = [one for one in passes if not isinstance(one, RecogniseFunctions | PairMaxPoolings)]
         passes = [MarkExact(everything=True) if isinstance(one, MarkExact) else one for one in passes]
     return tuple(passes)
+
+
+def _asking(one: Pass, target: Provider) -> Pass:
+    """Return a pass, with its target if it asks one."""
+    if isinstance(one, WidenPrecision):
+        return replace(one, target=target)
+    return replace(one, target=target) if isinstance(one, FusePostOps) else one
 
 
 def check_memory(graph: Graph) -> None:

@@ -20,6 +20,7 @@ from fmtprop.passes.join_writes import JoinWrites
 from fmtprop.passes.mark_exact import MarkExact
 from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.passes.pair_max_poolings import PairMaxPoolings
+from fmtprop.passes.precision import WidenPrecision
 from fmtprop.passes.recognise_functions import RecogniseFunctions
 from fmtprop.passes.recognise_lrn import RecogniseLrn
 from fmtprop.passes.recognise_rms_norm import RecogniseRmsNorm
@@ -32,6 +33,8 @@ __all__ = ["NORMALISE"]
 NORMALISE: tuple[Pass, ...] = (
     # first, so that nothing stands between the nodes of a pattern
     RemoveIdentities(),
+    # early, so that constants are folded and functions recognised in the type of the computation
+    WidenPrecision(),
     # after it, since then no dead node reads a tensor between two writes
     JoinWrites(),
     ReadVariance(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ from fmtprop.layout import DataType
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.base import Pipeline
 from fmtprop.passes.pipeline import NORMALISE
-from fmtprop.passes.precision import LowerPrecision
+from fmtprop.passes.precision import LowerPrecision, WidenPrecision
 from fmtprop.runtime.agreement import relative_error
 
 
@@ -223,6 +225,40 @@ def test_a_product_of_few_rows_reads_the_caller_s_matrix_as_it_is():
         return types(graph, "reorder").count("bf16")
 
     assert (converted(1), converted(17)) == (0, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_type_that_the_target_lacks_is_computed_in_f32(dtype):
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = self.body(x)
+            return y, y.cumsum(-1)
+
+    x = torch.randn(2, 4, 8, 8, dtype=dtype)
+    module = Heads().eval().to(dtype)
+    graph = fp.from_torch(module, x)
+    assert WidenPrecision(Lacking(())).run(graph).is_copy_of(graph)
+    widen = WidenPrecision(Lacking((DataType.F16, DataType.BF16)))
+    wide = Pipeline((widen, *NORMALISE), Stage.NORMAL).run(graph)
+    assert types(wide, "convolution") == ["f32", "f32"]
+    assert types(wide, "aten") == [DataType.from_any(dtype).value]  # a call gets the model's type
+    results = evaluate(wide, {wide.input_nodes[0].name: x})
+    for got, want in zip(results, module.float()(x.float()), strict=True):
+        assert got.dtype is dtype and relative_error(got, want) < 2e-2
+
+
+@dataclass
+class Lacking:
+    """A target that cannot compute in some types."""
+
+    missing: tuple[DataType, ...]
+
+    def computes_in(self, dtype: DataType) -> bool:
+        return dtype not in self.missing
 
 
 class Router(nn.Module):
