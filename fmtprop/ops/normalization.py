@@ -26,6 +26,7 @@ from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
 from fmtprop.ops.building import primitive_of
 from fmtprop.ops.norm_vectors import VECTORS, affine_flags, widened, with_vectors
+from fmtprop.ops.reorder import converted
 from fmtprop.ops.view_attrs import reshaped
 
 if TYPE_CHECKING:
@@ -189,15 +190,20 @@ def _vectors_fit(call: Call, *values: Value | None) -> bool:
     return all(value is None or call.type(value).dtype is DataType.F32 for value in values)
 
 
+def _in_f32(call: Call, **vectors: Value | None) -> dict[str, Value | None] | None:
+    """Return vectors in f32, as oneDNN reads them; None if one cannot be converted."""
+    wide = {name: None if v is None else converted(call, v, DataType.F32) for name, v in vectors.items()}
+    return wide if all((wide[name] is None) == (vectors[name] is None) for name in wide) else None
+
+
 def _batch(call: Call) -> Value | None:
     src, mean, variance = call["input"], call["running_mean"], call["running_var"]
-    scale, shift = call["weight"], call["bias"]
-    if call.args.get("training", False) or mean is None or variance is None:
+    if call.args.get("training", False) or mean is None or variance is None or not computable(call, src):
         return None
-    if not computable(call, src) or not _vectors_fit(call, mean, variance, scale, shift):
+    vectors = _in_f32(call, mean=mean, variance=variance, scale=call["weight"], shift=call["bias"])
+    if vectors is None:
         return None
-    inputs = {"src": src, "mean": mean, "variance": variance, "scale": scale, "shift": shift}
-    return call.emit("batch_normalization", inputs, BatchNorm(call["eps"]))
+    return call.emit("batch_normalization", {"src": src, **vectors}, BatchNorm(call["eps"]))
 
 
 def _batch_with_statistics(call: Call) -> tuple[Value | None, ...] | None:
@@ -210,15 +216,20 @@ def _batch_with_statistics(call: Call) -> tuple[Value | None, ...] | None:
 
 def layer_inputs(call: Call) -> tuple[Value, dict[str, Value | None]] | None:
     """Return src as rows, and scale and shift as vectors; None if oneDNN takes no such tensors."""
-    src, scale, shift = call["input"], call["weight"], call["bias"]
-    if not computable(call, src) or not _vectors_fit(call, scale, shift):
+    if not _vectors_fit(call, call["weight"], call["bias"]):
+        return None
+    return _layer_inputs(call, {"scale": call["weight"], "shift": call["bias"]})
+
+
+def _layer_inputs(call: Call, vectors: dict[str, Value | None]) -> tuple[Value, dict[str, Value | None]] | None:
+    src = call["input"]
+    if not computable(call, src):
         return None
     dims, inner = call.type(src).dims, len(call["normalized_shape"])
     size = prod(dims[len(dims) - inner :])
     lead = dims[: len(dims) - inner]
     # oneDNN normalizes the last of 2 to 5 axes
     work = (*lead, size) if 1 <= len(lead) <= 4 else (prod(lead), size)
-    vectors = {"scale": scale, "shift": shift}
     return reshaped(call, src, work), {
         name: None if vector is None else reshaped(call, vector, (size,)) for name, vector in vectors.items()
     }
@@ -226,7 +237,8 @@ def layer_inputs(call: Call) -> tuple[Value, dict[str, Value | None]] | None:
 
 def import_layer(call: Call) -> Value | None:
     """Import a layer normalization without readers of its statistics."""
-    inputs = layer_inputs(call)
+    vectors = _in_f32(call, scale=call["weight"], shift=call["bias"])
+    inputs = None if vectors is None else _layer_inputs(call, vectors)
     if inputs is None:
         return None
     src, affine = inputs
@@ -235,13 +247,12 @@ def import_layer(call: Call) -> Value | None:
 
 
 def _emit_group(call: Call, src: Value, groups: int) -> Value | None:
-    scale, shift = call["weight"], call["bias"]
-    fits = computable(call, src) and _vectors_fit(call, scale, shift) and 2 <= call.type(src).ndim <= 5
-    if not fits:
+    if not computable(call, src) or not 2 <= call.type(src).ndim <= 5:
         return None
-    return call.emit(
-        "group_normalization", {"src": src, "scale": scale, "shift": shift}, GroupNorm(groups, call["eps"])
-    )
+    vectors = _in_f32(call, scale=call["weight"], shift=call["bias"])
+    if vectors is None:
+        return None
+    return call.emit("group_normalization", {"src": src, **vectors}, GroupNorm(groups, call["eps"]))
 
 
 def _group(call: Call) -> Value | None:

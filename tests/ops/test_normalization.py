@@ -138,10 +138,13 @@ def test_batch_norm_of_its_own_batch_is_declined():
         assert call.ops() == []
 
 
-def test_bf16_statistics_are_declined_and_bf16_images_are_not():
-    half = tuple(vector(6, 0.5).bfloat16() for _ in range(4))
+def test_vectors_are_read_in_f32():
+    half = tuple(vector(6, 0.5).bfloat16() for _ in range(4))  # as a module has them after module.to(torch.bfloat16)
     call = FakeCall("aten.batch_norm.default", X.with_dtype("bf16"), *half, False, 0.1, 1e-5, False)
-    assert call.run() is None
+    assert call.type(call.run()) == X.with_dtype("bf16")
+    assert call.ops() == [*["reorder"] * 4, "batch_normalization"]
+    double = tuple(vector.double() for vector in half)
+    assert FakeCall("aten.batch_norm.default", X.with_dtype("bf16"), *double, False, 0.1, 1e-5, False).run() is None
     tensors = (vector(6), vector(6), vector(6), vector(6, 0.5))
     mixed = FakeCall("aten.batch_norm.default", X.with_dtype("bf16"), *tensors, False, 0.1, 1e-5, False)
     assert mixed.type(mixed.run()) == X.with_dtype("bf16")
