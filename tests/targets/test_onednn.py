@@ -211,6 +211,9 @@ def test_other_types_than_floats_are_left_to_the_reference_target(target, dtype)
         ("s8", "u8", False),  # oneDNN saturates where PyTorch wraps
         ("f32", "s8", False),  # oneDNN rounds where PyTorch truncates
         ("f32", "f64", False),
+        ("f16", "f32", dnnl.supports("f16")),  # elsewhere oneDNN converts number by number
+        ("f32", "f16", dnnl.supports("f16")),
+        ("f16", "f16", True),
     ],
 )
 def test_reorders_of_types(target, src, dst, served):
