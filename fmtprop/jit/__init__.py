@@ -9,6 +9,7 @@ from fmtprop.jit.batch_norms import BatchNormKernel
 from fmtprop.jit.calls import Call, CallList
 from fmtprop.jit.gather import GatherKernel
 from fmtprop.jit.gemv import GemvKernel, Tail
+from fmtprop.jit.grouped_convolution import GroupedConvolutionKernel
 from fmtprop.jit.kernel import ALONE_NBYTES, CHUNK_NBYTES, Kernel, Work, kernel_for, on_one_thread, unavailable
 from fmtprop.jit.memory import no_code
 from fmtprop.jit.norms import GroupNormKernel
@@ -30,6 +31,7 @@ __all__ = [
     "GatherKernel",
     "GemvKernel",
     "GroupNormKernel",
+    "GroupedConvolutionKernel",
     "Kernel",
     "RmsNormKernel",
     "RotaryKernel",

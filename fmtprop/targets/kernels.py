@@ -30,6 +30,7 @@ from fmtprop.ops.attention import Attention
 from fmtprop.ops.batch_norm_training import BatchStatistics
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import FEW_SUMMANDS, check_summands
+from fmtprop.ops.convolution import Conv
 from fmtprop.ops.embedding_bag import DISORDERED, OUTSIDE, EmbeddingBag
 from fmtprop.ops.host_call import HostCall, arguments_of
 from fmtprop.ops.inner_product import InnerProduct
@@ -45,6 +46,7 @@ from fmtprop.targets.attention import attention_kernels
 from fmtprop.targets.bound import Bound, Place, Stream, failed
 from fmtprop.targets.executable import Executable, Implementation, Provider
 from fmtprop.targets.gemv import gemv_kernels
+from fmtprop.targets.grouped_convolution import grouped_convolution_kernels
 
 __all__ = ["JIT", "kernel_candidates"]
 
@@ -77,6 +79,9 @@ def kernel_candidates(node: Node, request: Request) -> Iterator[Candidate]:
     if isinstance(node.attrs, InnerProduct | MatMul):
         for product, operands, dst in gemv_kernels(node, request):
             yield _candidate(product, operands, dst)
+    if isinstance(node.attrs, Conv):
+        for convolution, operands, dst in grouped_convolution_kernels(node, request):
+            yield _candidate(convolution, operands, dst)
     if node.post_ops:
         return
     if isinstance(node.attrs, GroupNorm):

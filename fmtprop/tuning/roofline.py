@@ -33,6 +33,7 @@ _EFFICIENCY = (
     ("attention", (0.65, 0.65, 0.65)),
     ("simple", (0.02, 0.02, 0.02)),
     ("brdgmm", (0.30, 0.30, 0.30)),
+    ("grouped_convolution", (0.85, 0.7, 0.7)),
     ("jit_dw", (0.38, 0.38, 0.38)),
     ("brgconv_strided", (0.75, 0.65, 0.003)),
     ("brgconv", (0.93, 0.82, 0.25)),
@@ -57,7 +58,7 @@ _OLD = {"sse41": 0.3, "avx": 0.6}
 #: channels of a group with which convolutions reach half of these shares, in elements of the machine's vectors, by the
 #: start of the implementation's name; on channels-last tensors, and on blocks; a general product runs group by group,
 #: for any vectors. Measured on ResNeXt-50's layers of 4 to 32 channels a group, on AVX2 and on AVX-512 (v3.2)
-_HALF = (("brg", (0.4, 0.4)), ("jit", (1.2, 0.6)))
+_HALF = (("brg", (0.4, 0.4)), ("jit", (1.2, 0.6)), ("grouped_convolution", (0.0, 0.0)))
 _HALF_BY_CALLS = 16.0
 
 #: operations per element of a post-op after a convolution by a general product, which applies it element by element:
