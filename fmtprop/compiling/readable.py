@@ -5,13 +5,13 @@ Packing may have consumed a constant: products of it are left. Then these produc
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from fmtprop.errors import PlanError
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Choice, Node, Value
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.weights import PackedForms
+from fmtprop.targets.executable import implementation
 
 __all__ = ["with_constants"]
 
@@ -55,9 +55,16 @@ def _replace(graph: Graph, node: Node) -> None:
     if node.descs[0] != dense and any(reader.op != "reorder" for reader in readers):
         return
     for reader in readers:
-        if reader.op == "reorder" and reader.choice is not None:
-            operands = {**reader.choice.operands, "src": dense}
-            graph.replace(reader.with_(choice=replace(reader.choice, operands=operands)))
+        if reader.op == "reorder" and node.descs[0] != dense:
+            graph.replace(reader.with_(choice=_from(reader, dense)))
     graph.set_inputs(node.name, {})
     stored = Choice("boundary", "constant", {}, "read from its packed form")
     graph.replace(Node(node.name, "constant", Attrs(), node.results, descs=(dense,), choice=stored, origin=node.origin))
+
+
+def _from(reorder: Node, src: MemoryDesc) -> Choice:
+    """Return the choice of a formatted reorder that reads another format: its primitive is another one."""
+    target = implementation(reorder).target()
+    for candidate in target.candidates(reorder, {"src": src, "dst": reorder.descs[0]}):
+        return candidate.choice("its source is read from a packed form")
+    raise PlanError(f"{reorder.label}: {target.name} cannot convert {src} to {reorder.descs[0]}")

@@ -11,6 +11,7 @@ import fmtprop as fp
 from fmtprop.frontends import load
 from fmtprop.ir.builtin import builtin_names
 from fmtprop.ops.evaluate import evaluate
+from tests.threads import torch_threads
 
 #: seconds rather than minutes; unet is the one in which packing consumes constants
 SMALL = ("chain", "concat", "unet")
@@ -43,3 +44,13 @@ def test_a_graph_without_consumed_constants_computes_the_same():
     names = [node.name for node in graph.input_nodes]
     for got, expected in zip(evaluate(graph, dict(zip(names, inputs, strict=True))), net.run_flat(inputs), strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_slices_of_weights_are_packed_anew_for_other_threads():
+    module = torch.nn.Conv3d(16, 16, 3, groups=16, padding=1).eval()
+    x = torch.randn(1, 16, 6, 4, 4)
+    with torch_threads(1):
+        net = fp.compile(module, (x,), tune="model", confirm=False)
+    for threads in (1, 2, 3):
+        with torch_threads(threads), torch.no_grad():
+            torch.testing.assert_close(net(x), module(x), rtol=0, atol=1e-5)
