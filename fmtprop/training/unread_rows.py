@@ -104,6 +104,9 @@ class _Rewriting:
 
     def _rewrite(self, node: fx.Node, rows: _Rows, read: _Read) -> None:
         with self._graph.inserting_before(node):
+            if node.target is operator.getitem and _args(node)[0] not in self._few:  # one of several results, all whole
+                node.args = (self._graph.call_function(operator.getitem, _args(node)), rows.index)
+                return
             for place, few in read.items():
                 if isinstance(place, int):
                     node.update_arg(place, self._part(_args(node)[place], few))

@@ -155,6 +155,19 @@ def test_heads_of_pytorchs_module(x):
     assert rows_of(net, x) == [ROWS, 1]
 
 
+@pytest.mark.parametrize(
+    ("several", "rows"),
+    [
+        (lambda net, x: net.first(x).chunk(2, -1)[0], [ROWS]),
+        (lambda net, x: net.first(x).split(8, 2)[0] * 2, [ROWS]),
+        (lambda net, x: net.first(x).max(-1, keepdim=True)[0], [ROWS]),
+        (lambda net, x: net.heads(q := net.first(x), q, q)[0] + net.heads(q, q, q)[1].mean(), [ROWS]),
+    ],
+)
+def test_one_of_several_results(x, several, rows):
+    assert rows_of(Net(lambda self, x: several(self, x)[:, 0]), x) == rows
+
+
 def test_merged_and_split_axes(x):
     net = Net(lambda self, x: self.first(x.reshape(ROWS, 2, WIDTH)).view(3, 3, 2, -1).permute(0, 1, 3, 2)[:, 1])
     assert rows_of(net, x) == [ROWS]
