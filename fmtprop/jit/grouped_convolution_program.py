@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import groupby
 
 from iced_x86 import Register
@@ -64,44 +63,34 @@ def grouped_convolution(
         Bytes from block to block of dst, and of weights.
     tail : sequence of Tail
         Functions of one number that follow.
-    is_few : bool
-        Whether several groups share a block of channels.
+    few : int
+        Channels of a group where several groups share a block of channels; otherwise 0.
     has_bias : bool
         Whether there is a bias.
     """
-    return with_table(partial(_assembled, isa, row, side_by_side, plane, block, tail, few, has_bias))
 
+    def make(numbers: tuple[bytes, ...]) -> _GroupedConvolution:
+        p = _GroupedConvolution(isa, GroupedConvolutionArguments, bf16=False)
+        p.share(_ITEM, _END, "tasks")
+        p.emit("PUSH_R64", _LEFT_OF_PIECES)
+        with p.until(_ITEM, _END):
+            p.begin(has_bias=has_bias)
+            for positions, taps, times in _pieces(row, _most_positions(isa, side_by_side)):
+                p.immediate("MOV_RM64_IMM32", _LEFT_OF_PIECES, times)
+                with p.repeat(_LEFT_OF_PIECES, _LEFT_OF_PIECES):
+                    sums = [[p.register(b * positions + x) for x in range(positions)] for b in range(side_by_side)]
+                    p.sums(row, sums, taps, block, few=few, has_bias=has_bias)
+                    for index, own in enumerate(sums):
+                        for position, one in enumerate(own):
+                            p.v("VMOVUPS <", at(_DST, index * plane + position * isa.nbytes), one)
+                    if tail:
+                        p.finish(positions, [index * plane for index in range(side_by_side)], tail, numbers)
+                    p.advance(positions * row.stride * isa.nbytes, _SRC)
+                    p.advance(positions * isa.nbytes, _DST)
+        p.emit("POP_R64", _LEFT_OF_PIECES)
+        return p
 
-def _assembled(
-    isa: Isa,
-    row: Row,
-    side_by_side: int,
-    plane: int,
-    block: int,
-    tail: Sequence[Tail],
-    few: int,
-    has_bias: bool,
-    numbers: tuple[bytes, ...],
-) -> _GroupedConvolution:
-    p = _GroupedConvolution(isa, GroupedConvolutionArguments, bf16=False)
-    p.share(_ITEM, _END, "tasks")
-    p.emit("PUSH_R64", _LEFT_OF_PIECES)
-    with p.until(_ITEM, _END):
-        p.begin(has_bias=has_bias)
-        for positions, taps, times in _pieces(row, _most_positions(isa, side_by_side)):
-            p.immediate("MOV_RM64_IMM32", _LEFT_OF_PIECES, times)
-            with p.repeat(_LEFT_OF_PIECES, _LEFT_OF_PIECES):
-                sums = [[p.register(b * positions + x) for x in range(positions)] for b in range(side_by_side)]
-                p.sums(row, sums, taps, block, few=few, has_bias=has_bias)
-                for index, own in enumerate(sums):
-                    for position, one in enumerate(own):
-                        p.v("VMOVUPS <", at(_DST, index * plane + position * isa.nbytes), one)
-                if tail:
-                    p.finish(positions, [index * plane for index in range(side_by_side)], tail, numbers)
-                p.advance(positions * row.stride * isa.nbytes, _SRC)
-                p.advance(positions * isa.nbytes, _DST)
-    p.emit("POP_R64", _LEFT_OF_PIECES)
-    return p
+    return with_table(make)
 
 
 def _most_positions(isa: Isa, side_by_side: int) -> int:

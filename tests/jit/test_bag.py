@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from fmtprop.jit import BagKernel, offered
 from fmtprop.layout import DataType
+from tests.jit.work import statuses as statuses_of
 
 
 def statuses(dst, table, indices, offsets, factors=None, threads=2, **how):
@@ -20,12 +21,7 @@ def statuses(dst, table, indices, offsets, factors=None, threads=2, **how):
     for name, tensor in tensors.items():
         if tensor is not None:
             work.point[name](tensor.data_ptr())
-    found = []
-    for function, *arguments in work.calls:
-        found.append(function(*arguments) or 0)
-        if found[-1]:
-            break
-    return found
+    return statuses_of(work)
 
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fmtprop.jit import GatherKernel, offered
+from tests.jit.work import statuses
 
 
 def work_of(table, indices, dst, threads=2, from_end=False):
@@ -15,16 +16,6 @@ def work_of(table, indices, dst, threads=2, from_end=False):
     for name, tensor in {"src_0": table, "src_1": indices, "dst": dst}.items():
         work.point[name](tensor.data_ptr())
     return work
-
-
-def statuses(work):
-    """Make the calls until one fails; return their statuses."""
-    found = []
-    for function, *arguments in work.calls:
-        found.append(function(*arguments) or 0)
-        if found[-1]:
-            break
-    return found
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
