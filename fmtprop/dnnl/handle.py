@@ -5,11 +5,13 @@ Owns the lifetime of handles; must not know the purpose of any handle.
 
 from __future__ import annotations
 
-import itertools
-import sys
+import atexit
+import gc
 from collections import Counter
 from collections.abc import Callable
 from ctypes import c_void_p
+from functools import partial
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
@@ -17,13 +19,6 @@ from fmtprop.errors import HandleError
 
 P = TypeVar("P", bound=c_void_p)
 S = TypeVar("S", bound="Handle[Any]")
-
-# Key -> kind of every living handle. A key here *is* the ownership: `dict.pop` is atomic, so if two threads (or a
-# thread and the garbage collector) close one handle, exactly one of them destroys it.
-_ALIVE: dict[int, str] = {}
-_KEYS = itertools.count()
-#: key of an owner without a handle
-_NOTHING = -1
 
 
 def live_handles() -> dict[str, int]:
@@ -34,7 +29,8 @@ def live_handles() -> dict[str, int]:
     dict
         Kind, such as ``"memory"`` or ``"primitive"`` -> number alive; kinds without any are absent.
     """
-    return dict(Counter(list(_ALIVE.values())))
+    owners = (thing for thing in gc.get_objects() if issubclass(type(thing), Handle))
+    return dict(Counter(owner.handle_kind for owner in owners if hasattr(owner, "_release")))
 
 
 class Handle(Generic[P]):
@@ -53,22 +49,19 @@ class Handle(Generic[P]):
     of times, from any thread; a later use of the handle raises `HandleError`. Objects can be used in ``with``.
     """
 
-    __slots__ = ("__weakref__", "_destroy", "_key", "_pointer")
+    __slots__ = ("__weakref__", "_destroy", "_pointer", "_release")
 
     handle_kind: ClassVar[str] = "handle"
 
     def __init__(self, pointer: P | None, destroy: Callable[[P], int]) -> None:
         self._destroy = destroy
-        if pointer is None:
-            self._key = _NOTHING
-        else:
+        if pointer is not None:
             self._own(pointer)
 
     def _own(self, pointer: P) -> None:
         """Become the owner of a handle; a previous handle must have been closed."""
         self._pointer = pointer
-        self._key = next(_KEYS)
-        _ALIVE[self._key] = self.handle_kind
+        self._release = partial(self._destroy, pointer)
 
     @property
     def handle(self) -> P:
@@ -79,19 +72,23 @@ class Handle(Generic[P]):
         HandleError
             If this object was closed.
         """
-        if self._key not in _ALIVE:
+        if self.closed:
             raise HandleError(f"{self.handle_kind} handle used after close(): create a new {type(self).__name__}")
         return self._pointer
 
     @property
     def closed(self) -> bool:
         """Whether the native object is gone."""
-        return self._key not in _ALIVE
+        return not hasattr(self, "_release")
 
     def close(self) -> None:
         """Destroy the native object now, if it is still alive."""
-        if _ALIVE.pop(self._key, None) is not None:
-            self._destroy(self._pointer)
+        try:
+            release = self._release
+            del self._release  # atomic: of several threads that close one handle, exactly one comes past this line
+        except AttributeError:
+            return
+        release()
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be copied or pickled: a copy would be a second owner, or an owner in a process without the object.
@@ -114,12 +111,10 @@ class Handle(Generic[P]):
     ) -> None:
         self.close()
 
-    # Defaults bind the names early: at interpreter shutdown the module's globals and the library's static objects may
-    # be gone. A handle that is alive then is left to the operating system.
-    def __del__(
-        self,
-        _finalizing: Callable[[], bool] = sys.is_finalizing,
-        _alive: dict[int, str] = _ALIVE,
-    ) -> None:
-        if not _finalizing() and hasattr(self, "_key") and _alive.pop(self._key, None) is not None:
-            self._destroy(self._pointer)
+    #: The finalizer runs no Python code: Ctrl-C there would be printed, and lost, for a finalizer can raise nothing.
+    #: Python asks the class for it, gets the attribute of the object, and calls that; a closed object has none.
+    __del__ = property(attrgetter("_release"))
+
+
+# At interpreter shutdown the library's static objects may be gone: the operating system gets handles that are alive.
+atexit.register(delattr, Handle, "__del__")

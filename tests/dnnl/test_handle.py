@@ -3,14 +3,18 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from ctypes import CDLL, c_void_p
 
 import pytest
 
 from fmtprop import dnnl
+from fmtprop.dnnl.handle import Handle
 from fmtprop.errors import DnnlError, HandleError
 from tests.dnnl.support import SAME, any_of, plain
 
@@ -148,6 +152,17 @@ def test_one_of_many_threads_destroys() -> None:
         for thread in threads:
             thread.join()
         assert handle.closed
+
+
+def test_control_c_while_a_handle_is_collected_is_not_lost() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    handle = Handle(c_void_p(signal.SIGINT), CDLL(None)["raise"])  # destroying it sends the signal
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            del handle
+            time.sleep(1.0)  # where Python handles the signal
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_failed_constructor_leaves_nothing() -> None:
