@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from statistics import quantiles
 from time import perf_counter
 
 import torch
 
 from fmtprop.compiling.attempts import Attempts
+from fmtprop.runtime.benchmark import quartiles
 from fmtprop.runtime.executor import Executor
 from fmtprop.runtime.plan import Plan
 from fmtprop.targets.memory import huge_bytes
@@ -173,7 +173,7 @@ def _rounds(
             (executor.profile if is_long else executor.run)(inputs)
             times[index].append(perf_counter() - before)
     runs = tuple(map(tuple, times if times[0] else [[seconds] for seconds in firsts.values()]))
-    return Race(tuple(map(_typical, runs)), len(runs[0]), _winner(runs), tuple(executors), runs)
+    return Race(tuple(quartiles(seconds)[0] for seconds in runs), len(runs[0]), _winner(runs), tuple(executors), runs)
 
 
 def _goes_on(times: Sequence[Sequence[float]], elapsed: float, budget: float, fewest: int) -> bool:
@@ -190,10 +190,6 @@ def _winner(times: Sequence[Sequence[float]]) -> int:
     first, best = times[0], 0
     for index, other in enumerate(times):
         wins = sum(b < a for a, b in zip(first, other, strict=True))
-        if 3 * wins >= 2 * len(first) and _typical(other) < _typical(times[best]):
+        if 3 * wins >= 2 * len(first) and quartiles(other)[0] < quartiles(times[best])[0]:
             best = index
     return best
-
-
-def _typical(seconds: Sequence[float]) -> float:
-    return quantiles(seconds, n=4, method="inclusive")[0] if len(seconds) > 1 else seconds[0]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf, nan
 from typing import ClassVar
 
-from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, serves, threads_for
+from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, threads_for
 from fmtprop.jit.standalone import ChannelKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
@@ -97,12 +97,6 @@ class BatchNormKernel(ChannelKernel):
         """Number of vectors of channels that are treated at a time: a divisor of `vectors`."""
         each, others = _REGISTERS[self.stem]
         return self.divisor((isa().registers - others) // each)
-
-    @property
-    def is_offered(self) -> bool:
-        """Whether this machine has such a kernel, for these sizes."""
-        sizes = (self.places, self.channels)
-        return serves(self.dtype, meeting=True) and 0 not in sizes and self.channels % isa().lanes == 0
 
     def assembled(self) -> Kernel:
         """Return the code; problems with the same `width` share it."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from ctypes import addressof, c_float, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 
-from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, serves, threads_for
+from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, threads_for
 from fmtprop.jit.standalone import ChannelKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
@@ -69,12 +69,6 @@ class GroupNormKernel(ChannelKernel):
     def width(self) -> int:
         """Number of vectors of channels that are treated at a time: a divisor of `vectors`."""
         return self.divisor(_CHANNEL_VECTORS)
-
-    @property
-    def is_offered(self) -> bool:
-        """Whether this machine has such a kernel, for these sizes."""
-        sizes = (self.images, self.places, self.channels)
-        return serves(self.dtype, meeting=True) and 0 not in sizes and self.channels % isa().lanes == 0
 
     def assembled(self) -> Kernel:
         """Return the code; problems with the same `width` share it."""

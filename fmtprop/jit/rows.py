@@ -234,12 +234,6 @@ class AverageKernel(ChannelKernel):
         """Number of vectors of channels that are added up at a time: a divisor of `vectors`."""
         return self.divisor(_CHANNEL_VECTORS)
 
-    @property
-    def is_offered(self) -> bool:
-        """Whether this machine has such a kernel, for these sizes."""
-        sizes = (self.images, self.places, self.channels)
-        return serves(self.dtype, meeting=True) and 0 not in sizes and self.channels % isa().lanes == 0
-
     def assembled(self) -> Kernel:
         """Return the code; problems with the same `group` share it."""
         return assembled("programs", "average", isa(), self.group, bf16=self.dtype is DataType.BF16)

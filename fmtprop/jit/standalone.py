@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import ClassVar, TypeVar
 
 from fmtprop.jit.calls import Call
-from fmtprop.jit.kernel import Arguments, BoundKernel, Kernel, address_of, isa
+from fmtprop.jit.kernel import Arguments, BoundKernel, Kernel, address_of, isa, serves
+from fmtprop.layout import DataType
 
 __all__ = ["ChannelKernel", "StandaloneKernel", "StandaloneWork", "assembled", "offered"]
 
@@ -112,7 +113,15 @@ def offered(kernel: AnyKernel) -> AnyKernel | None:
 class ChannelKernel(StandaloneKernel):
     """A kernel on rows of channels, whole vectors of them; each thread has an area of memory for its sums."""
 
+    places: int
     channels: int
+    dtype: DataType
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether this machine has such a kernel, for these sizes."""
+        sizes = (getattr(self, "images", 1), self.places, self.channels)  # a batch normalization has places only
+        return serves(self.dtype, meeting=True) and 0 not in sizes and self.channels % isa().lanes == 0
 
     @property
     def vectors(self) -> int:
