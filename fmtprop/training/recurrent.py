@@ -80,8 +80,11 @@ class _Layers:
                 state[at : at + directions].unsqueeze(0).to(type_).contiguous()
                 for state, type_ in zip(states, types, strict=False)
             ]
+            src = src.to(dtype).contiguous()
+            if kind.name != "lstm":  # PyTorch's operator for an LSTM saves all
+                src, given[0] = _kept(src, own, 0), _kept(given[0], own, 1)
             how = kind.name, attrs.bidirectional, attrs.activation
-            src, *after = _recurrent(src.to(dtype).contiguous(), given, *_learned(kind, own, dtype), *how)[:3]
+            src, *after = _recurrent(src, given, *_learned(kind, own, dtype), *how)[:3]
             src = src.to(made)
             for found, state in zip(ends, after, strict=False):
                 found.append(state.squeeze(0).to(made))
@@ -90,6 +93,11 @@ class _Layers:
         src = src.clone()  # the gradient reads the numbers; the caller may change them
         src = src.transpose(0, 1) if batch_first else src
         return src, *(torch.cat(found) for found in ends)
+
+
+def _kept(operand: Tensor, directions: Sequence[Sequence[Tensor]], place: int) -> Tensor:
+    """Return an operand of products; a copy, which the caller cannot change, if PyTorch would not save the operand."""
+    return operand if any(one[place].requires_grad for one in directions) else operand.clone()
 
 
 def _learned(kind: Kind, directions: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

@@ -145,6 +145,40 @@ def test_results_may_be_changed_in_place(kind):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("changed", [0, 1])
+@pytest.mark.parametrize("frozen", ["", "weight_ih", "weight_hh"])
+def test_operands_that_pytorch_does_not_save_may_be_changed(kind, changed, frozen):
+    class Changing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.layer = nn.Parameter(torch.ones(())), getattr(nn, kind)(4, 6)
+
+        def forward(self, *args):
+            given = [arg * self.scale for arg in args]
+            x, h, c = given
+            result = self.layer(x, (h, c) if kind == "LSTM" else h)[0]
+            given[changed][..., ::2] = 3.0
+            return result
+
+    torch.manual_seed(0)
+    module, args = Changing(), (torch.randn(3, 5, 4), torch.randn(1, 5, 6), torch.randn(1, 5, 6))
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(not frozen or frozen not in name)
+    net = fp.compile(copy.deepcopy(module), None, training=True, tune="model")
+    refused = []
+    for call in (module, net):
+        try:
+            call(*args).square().sum().backward()
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error) or "modified inplace" in str(error)
+            refused.append(call)
+    if refused:
+        assert len(refused) == 2
+    else:
+        torch.testing.assert_close(net.scale.grad, module.scale.grad)
+
+
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_evaluation_has_no_workspace(kind, bidirectional):
