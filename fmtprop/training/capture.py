@@ -20,6 +20,7 @@ from torch._decomp import decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import TracingContext
+from torch._prims_common import suggest_memory_format
 
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.turns import Compare
@@ -118,11 +119,22 @@ def training_backend(
     return compile_captured
 
 
-#: PyTorch's function -> the function that takes it, and returns it as one call
+def _in_format_of_source(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return a function whose results have the memory format of the source: PyTorch's declaration says row-major."""
+
+    def call(input: torch.Tensor, groups: int) -> torch.Tensor:
+        form: torch.memory_format = suggest_memory_format(input)
+        return function(input, groups).contiguous(memory_format=form)
+
+    return call
+
+
+#: PyTorch's function -> the function that takes it, and returns it as one call, or as this project traces it
 _WHOLE = {
     **dict.fromkeys(RECURRENT, whole_recurrent),
     "local_response_norm": whole_lrn,
     "embedding_bag": whole_embedding_bag,
+    "channel_shuffle": _in_format_of_source,
 }
 
 

@@ -223,6 +223,15 @@ def test_dropout_draws_in_the_order_of_memory(drop, memory):
     assert_same_step(ours, theirs, torch.randn(2, 4, 6))
 
 
+@pytest.mark.parametrize("learns", [False, True])
+def test_dropout_behind_a_channel_shuffle_in_channels_last(learns):
+    body = nn.Conv2d(6, 6, 1) if learns else nn.Identity()
+    module = nn.Sequential(body, nn.ChannelShuffle(2), nn.Dropout(0.5), nn.Conv2d(6, 3, 1))
+    x = torch.randn(2, 6, 4, 5).contiguous(memory_format=torch.channels_last)
+    ours, theirs = compiled(module, x)
+    assert_same_step(ours, theirs, x)
+
+
 def test_a_window_of_one_channel_trains():
     # oneDNN crashes while it compiles this gradient
     inner = nn.Sequential(nn.Conv2d(3, 8, 3), nn.LocalResponseNorm(1))
