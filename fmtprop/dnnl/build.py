@@ -148,29 +148,42 @@ def _parent(desc: MemoryDesc, blocks: Sequence[int], order: Sequence[int]) -> tu
     counts = [-(-padded // block) for padded, block in zip(desc.padded_dims, blocks, strict=True)]
     offsets = [0] * len(counts)
     rest, outside = desc.offset0, None
+    strides = _effective_strides(desc, counts, order)
     for axis in order:
-        stride = desc.strides[axis]
+        stride = strides[axis]
         if outside is not None:
             # The next larger stride, divided by this one, is the parent's size along this axis.
-            counts[axis], remainder = divmod(desc.strides[outside], stride) if stride else (0, 1)
+            counts[axis], remainder = divmod(strides[outside], stride) if stride else (0, 1)
             if remainder:
                 raise FormatError(
                     f"desc {desc}: oneDNN can create blocked layouts only as regions of a dense one, but stride "
-                    f"{desc.strides[outside]} is not a multiple of stride {stride}; reorder to a dense format first"
+                    f"{strides[outside]} is not a multiple of stride {stride}; reorder to a dense format first"
                 )
         steps, rest = divmod(rest, stride) if stride else (0, rest)
         offsets[axis] = steps * blocks[axis]
         if outside is None:
             counts[axis] += steps
         outside = axis
-    innermost = prod(size for _, size in desc.inner_blocks)
-    if rest or (outside is not None and desc.strides[outside] != innermost):
+    innermost = _innermost(desc)
+    if rest or (outside is not None and strides[outside] != innermost):
         raise FormatError(
             f"desc {desc}: oneDNN can create blocked layouts only as regions of a dense one, but offset0 "
             f"{desc.offset0} or the smallest stride is not a multiple of the inner block of {innermost}; "
             "reorder to a dense format first"
         )
     return counts, offsets
+
+
+def _innermost(desc: MemoryDesc) -> int:
+    return prod(size for _, size in desc.inner_blocks)
+
+
+def _effective_strides(desc: MemoryDesc, counts: Sequence[int], order: Sequence[int]) -> list[int]:
+    """Return the strides, with a dense one for the innermost axis if it has one block (such a stride has no effect)."""
+    strides = list(desc.strides)
+    if order and counts[order[-1]] == 1:
+        strides[order[-1]] = _innermost(desc)
+    return strides
 
 
 def _needs_border(desc: MemoryDesc, axis: int) -> bool:
@@ -195,8 +208,8 @@ def _check_result(desc: MemoryDesc, pointer: _abi.dnnl_memory_desc_t) -> None:
     """Destroy and refuse a native descriptor that differs from the MemoryDesc."""
     got = query_fields(pointer)
     strides_agree = all(
-        have == want or (dim == padded == 1)
-        for have, want, dim, padded in zip(got.strides, desc.strides, desc.dims, desc.padded_dims, strict=True)
+        have == want or padded == block
+        for have, want, padded, block in zip(got.strides, desc.strides, desc.padded_dims, _blocks(desc), strict=True)
     )
     same = (
         strides_agree

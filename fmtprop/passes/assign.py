@@ -250,9 +250,9 @@ class Assignment:
         for target in (self.setting.target, self.setting.fallback):
             for candidate in target.candidates(node, {"src": have, "dst": wanted}):
                 return self.out.add(node.with_(descs=(wanted,), choice=candidate.choice(reason)), {"src": source})[0]
-        middle = plain(wanted).with_dtype(have.dtype)
-        if middle not in (have, wanted):  # such as interleaving strides: convert from them first
-            return self._reorder(self._reorder(source, middle, reader, operand), wanted, reader, operand)
+        for middle in (plain(wanted).with_dtype(have.dtype), plain(wanted)):  # first the strides, or the data type
+            if middle not in (have, wanted):
+                return self._reorder(self._reorder(source, middle, reader, operand), wanted, reader, operand)
         raise UnsupportedOpError(f"{node.label}: no target converts {have!r} to {wanted!r} for {reader.name}.{operand}")
 
 

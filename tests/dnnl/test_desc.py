@@ -103,6 +103,15 @@ def regions() -> list[MemoryDesc]:
     return cases
 
 
+def single_blocks() -> list[MemoryDesc]:
+    """Return regions with one block along their innermost axis: its stride has no effect, and oneDNN gets another."""
+    slice_ = MemoryDesc((3, 8, 10), "f32", tag="acB8b").submemory((3, 8, 1), (0, 0, 4))
+    return [
+        slice_.reshape((3, 8)),
+        MemoryDesc((1, 8), "f32", strides=(80, 80), inner_blocks=((1, 8),)),
+    ]
+
+
 @pytest.mark.parametrize("desc", regions(), ids=str)
 def test_strided_and_regions_round_trip(desc: MemoryDesc) -> None:
     native = NativeDesc.from_desc(desc)
@@ -110,7 +119,7 @@ def test_strided_and_regions_round_trip(desc: MemoryDesc) -> None:
     assert native.nbytes == desc.nbytes
 
 
-@pytest.mark.parametrize("desc", regions(), ids=str)
+@pytest.mark.parametrize("desc", [*regions(), *single_blocks()], ids=str)
 def test_elements_lie_where_the_desc_says(desc: MemoryDesc) -> None:
     """oneDNN's reorder writes each element at MemoryDesc.offset."""
     if desc.dtype.value != "f32":

@@ -165,3 +165,17 @@ def test_a_large_node_that_reads_a_packed_constant_is_checked(policy):
     model, x = PackedMask().eval(), torch.randn(1, 8, 196, 196)
     net = fp.compile(model, x, policy=policy)
     torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["propagate", "optimal"])
+def test_narrow_weights_that_are_no_constants_are_converted_and_then_packed(policy):
+    torch.manual_seed(0)
+    x, weights = torch.randn(16, 64), torch.randn(64, 64)
+
+    class Product(nn.Module):
+        def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            return F.linear(torch.relu(x.half()) * 1.5, weights.half()).float()
+
+    net = fp.compile(Product(), (x, weights), policy=policy)
+    assert not net.dropped
+    torch.testing.assert_close(net(x, weights), Product()(x, weights), rtol=2e-3, atol=2e-3)
