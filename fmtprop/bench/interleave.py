@@ -201,8 +201,8 @@ def uncollected() -> Iterator[None]:
         yield
 
 
-def time_turn(run: Runnable, inputs: Sequence[torch.Tensor], repeats: int, rest: float = 0.0) -> float:
-    """Sleep, run once untimed, then return the median milliseconds of some runs.
+def time_turn(run: Runnable, inputs: Sequence[torch.Tensor], repeats: int) -> float:
+    """Run once untimed, then return the median milliseconds of some runs.
 
     Parameters
     ----------
@@ -212,15 +212,12 @@ def time_turn(run: Runnable, inputs: Sequence[torch.Tensor], repeats: int, rest:
         Arguments.
     repeats : int
         Timed runs.
-    rest : float, optional
-        Seconds of sleep.
 
     Returns
     -------
     float
         Milliseconds.
     """
-    time.sleep(rest)
     run(*inputs)
     figures = []
     for _ in range(repeats):

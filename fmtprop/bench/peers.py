@@ -16,7 +16,7 @@ import tempfile
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
@@ -100,12 +100,12 @@ class TorchEager(Peer):
         del example_inputs
         torch.set_num_threads(threads)
         if self.channels_last:
-            module = _to_channels_last(copy.deepcopy(module))
+            module = module_in_channels_last(copy.deepcopy(module))
         module = _in_precision(module, self.precision)
-        convert = _channels_last if self.channels_last else _same
+        convert = in_channels_last if self.channels_last else _same
 
         def run(*inputs: torch.Tensor) -> Any:
-            with torch.inference_mode(), _autocast(self.precision):
+            with torch.inference_mode(), autocast(self.precision):
                 return module(*map(convert, inputs))
 
         return run
@@ -135,7 +135,7 @@ class Inductor(Peer):
         compiled = torch.compile(module, backend="inductor", options={"freezing": True})
 
         def run(*inputs: torch.Tensor) -> Any:
-            with torch.no_grad(), _autocast(self.precision):
+            with torch.no_grad(), autocast(self.precision):
                 return compiled(*inputs)
 
         from torch._dynamo.exc import BackendCompilerFailed
@@ -404,18 +404,20 @@ def _in_precision(module: nn.Module, precision: str) -> nn.Module:
     return module
 
 
-def _autocast(precision: str) -> torch.autocast:
-    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
+def autocast(precision: str) -> AbstractContextManager[object]:
+    """Return the context in which PyTorch computes in a precision."""
+    return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
-def _to_channels_last(module: nn.Module) -> nn.Module:
+def module_in_channels_last(module: nn.Module) -> nn.Module:
     """Convert the weights in place; ``Module.to(memory_format=...)`` refuses a mix of 4-D and 5-D weights."""
     for parameter in module.parameters():
-        parameter.data = _channels_last(parameter.data)
+        parameter.data = in_channels_last(parameter.data)
     return module
 
 
-def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+def in_channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    """Return images or volumes in channels-last; another tensor as it is."""
     if tensor.ndim == 4:
         return tensor.contiguous(memory_format=torch.channels_last)
     return tensor.contiguous(memory_format=torch.channels_last_3d) if tensor.ndim == 5 else tensor

@@ -12,7 +12,6 @@ import copy
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,8 @@ from fmtprop.api import Options, compile_graph
 from fmtprop.bench.compare import Agreement
 from fmtprop.bench.contenders import REFERENCE, Contender
 from fmtprop.bench.interleave import Benchmark
-from fmtprop.bench.peers import Inductor, TorchEager
+from fmtprop.bench.peers import Inductor, TorchEager, autocast, in_channels_last, module_in_channels_last
+from fmtprop.bench.policies import Progress
 from fmtprop.bench.processes import Prepared, call_in_process, interleave_processes
 from fmtprop.errors import FmtpropError
 from fmtprop.frontends.trainable import Trainable
@@ -48,9 +48,6 @@ __all__ = [
 
 #: makes the same module each time; picklable for a race
 Make = Callable[[], Trainable]
-
-#: called with a description, steps done, steps in all
-Progress = Callable[[str, int, int], None]
 
 #: the error of a step: the distance of a loss, a gradient or a buffer from PyTorch's, in PyTorch's own errors
 STEPS = Measure(
@@ -127,7 +124,7 @@ def figures_of(step: Trainable, call: Callable[..., Any], precision: str = "f32"
     """
     state = copy.deepcopy(step.module.state_dict())
     torch.manual_seed(0)
-    with _precision(precision):
+    with autocast(precision):
         loss = step.loss(call(*step.inputs))
     loss.backward()  # type: ignore[no-untyped-call]
     found = {"the loss": loss.detach()}
@@ -269,10 +266,10 @@ def prepare_step(make: Make, contender: Contender, file: Path, threads: int) -> 
     """Make a contender's step in this process, and compare it with the expected figures."""
     use_threads(threads)
     expected = Expected(**torch.load(file, weights_only=True))
-    step, autocast = make(), expected.precision
+    step, precision = make(), expected.precision
     call: Callable[..., Any] = step.module
     if isinstance(contender.how, Options):
-        how, autocast = contender.how, "f32"
+        how, precision = contender.how, "f32"
         call = TrainingModule(step.module, step.inputs, how, compile_graph, rival_of(how))
     elif isinstance(contender.how, Inductor):
         call = torch.compile(step.module)
@@ -280,7 +277,7 @@ def prepare_step(make: Make, contender: Contender, file: Path, threads: int) -> 
         module, inputs = channels_last(step.module, step.inputs)
         step = replace(step, module=module, inputs=inputs)
     try:
-        figures = figures_of(step, call, autocast)
+        figures = figures_of(step, call, precision)
     except torch._dynamo.exc.BackendCompilerFailed as error:
         raise FmtpropError(f"{contender.name} cannot compile this step: {error}") from error
     for reason in [one.reason for one in call.steps if one.net is None] if isinstance(call, TrainingModule) else ():
@@ -290,7 +287,7 @@ def prepare_step(make: Make, contender: Contender, file: Path, threads: int) -> 
 
     def run() -> None:
         optimiser.zero_grad()
-        with _precision(autocast):
+        with autocast(precision):
             loss = step.loss(call(*step.inputs))
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
@@ -300,15 +297,8 @@ def prepare_step(make: Make, contender: Contender, file: Path, threads: int) -> 
 
 def channels_last(module: nn.Module, inputs: Sequence[Any]) -> tuple[nn.Module, tuple[Any, ...]]:
     """Return a module and images in channels-last; other tensors as they are."""
-    for parameter in module.parameters():
-        if parameter.ndim == 4:
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-    return module, tuple(_last(value) for value in inputs)
-
-
-def _last(value: Any) -> Any:
-    is_image = isinstance(value, torch.Tensor) and value.ndim == 4
-    return value.contiguous(memory_format=torch.channels_last) if is_image else value
+    images = (in_channels_last(value) if isinstance(value, torch.Tensor) else value for value in inputs)
+    return module_in_channels_last(module), tuple(images)
 
 
 def without_dropout(make: Make) -> Trainable:
@@ -318,11 +308,6 @@ def without_dropout(make: Make) -> Trainable:
         if isinstance(part, nn.modules.dropout._DropoutNd):
             part.p = 0.0
     return step
-
-
-def _precision(dtype: str) -> Any:
-    """Return the context in which PyTorch computes in a precision."""
-    return torch.autocast("cpu", torch.bfloat16) if dtype == "bf16" else nullcontext()
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> float:

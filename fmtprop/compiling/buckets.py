@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, TensorArgument
 
 from fmtprop.errors import InputError, UnsupportedOpError
+from fmtprop.frontends.fx_import import results_of
 from fmtprop.frontends.specialise import Sizes
 
 __all__ = ["Buckets", "Padding"]
@@ -128,9 +129,8 @@ class Buckets:
 
 def _results(program: ExportedProgram) -> list[torch.Tensor]:
     """Return the recorded results of a program."""
-    given: Any = next(node for node in program.graph.nodes if node.op == "output").args[0]
     recorded = []
-    for node, spec in zip(given, program.graph_signature.output_specs, strict=True):
+    for node, spec in zip(results_of(program), program.graph_signature.output_specs, strict=True):
         if spec.kind is not OutputKind.USER_OUTPUT or not isinstance(node, torch.fx.Node):
             continue
         if not isinstance(spec.arg, TensorArgument):

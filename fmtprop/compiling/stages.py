@@ -1,6 +1,6 @@
 """Normalisation of an imported graph, and release of the memory that earlier stages used.
 
-Owns the list of passes before format assignment. :mod:`fmtprop.compiling.planner` makes and checks plans.
+Owns the list of passes before format assignment. :mod:`fmtprop.compiling.compilation` makes and checks plans.
 """
 
 from __future__ import annotations

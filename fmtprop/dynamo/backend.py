@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import fx
 from torch._functorch._aot_autograd.schemas import OutputType, PlainTensorMeta
-from torch._guards import TracingContext
 
 from fmtprop.api import compile_graph
 from fmtprop.compiling.options import Options
@@ -21,7 +20,8 @@ from fmtprop.dynamo.pieces import Piece, Pieces, has_fixed_products, in_place, p
 from fmtprop.dynamo.region import InPyTorch, LeftToPyTorch, Region
 from fmtprop.dynamo.unreached import Watch
 from fmtprop.errors import UnsupportedOpError
-from fmtprop.training.capture import training_backend
+from fmtprop.frontends.fx_import import placeholders
+from fmtprop.training.capture import metadata_now, training_backend
 from fmtprop.training.step import Step
 from fmtprop.training.views import WithViews, without_views
 
@@ -207,15 +207,13 @@ def _instead(run: Callable[..., Any], captured: Callable[..., Any], whole: Regio
 
 def _changes_nothing() -> bool:
     """Return whether the graph in the making changes none of its inputs."""
-    context = TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
+    metadata = metadata_now()
     return metadata is not None and not any(one.mutates_data or one.mutates_metadata for one in metadata.input_info)
 
 
 def _adds_nothing() -> bool:
     """Return whether AOTAutograd would keep arguments and results of the calls in the graph in the making."""
-    context = TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
+    metadata = metadata_now()
     return (
         metadata is not None
         and all(one.output_type in _OWN_MEMORY for one in metadata.output_info)
@@ -227,12 +225,11 @@ def _adds_nothing() -> bool:
 
 def _constant_inputs(functional: fx.GraphModule) -> frozenset[int]:
     """Return the positions of parameters and buffers that the graph in the making reads and does not change."""
-    context = TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
+    metadata = metadata_now()
     if metadata is None:
         return frozenset()
     # inputs in front of all others keep calls with effects in order; the graph may do without them
     tokens, own = len(metadata.tokens), len(metadata.input_info)
-    gone = tokens + own - sum(node.op == "placeholder" for node in functional.graph.nodes)
+    gone = tokens + own - len(placeholders(functional))
     static = (i for i in metadata.static_input_indices if not metadata.input_info[i - tokens].mutates_data)
     return frozenset(i - gone for i in static)

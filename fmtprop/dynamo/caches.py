@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from fmtprop.frontends.fx_import import copied, results_of
+
 __all__ = ["Grow", "growing"]
 
 _ATEN = torch.ops.aten
@@ -106,12 +108,10 @@ def _are_joinable(cache: torch.Tensor, new: torch.Tensor, axis: int) -> bool:
 
 def growing(module: fx.GraphModule) -> fx.GraphModule:
     """Return the graph with concats that grow an input, and are results, in place."""
-    copied = fx.Graph()
-    copied.output(copied.graph_copy(module.graph, {}))
-    module = fx.GraphModule(module, copied)
-    output = next(node for node in module.graph.nodes if node.op == "output")
+    module = fx.GraphModule(module, copied(module.graph))
+    results = results_of(module)
     for node in list(module.graph.nodes):
-        if node.target is _ATEN.cat.default and node in output.args[0] and _grows_an_input(node):
+        if node.target is _ATEN.cat.default and node in results and _grows_an_input(node):
             axis = (node.args[1] if len(node.args) > 1 else 0) % node.meta["val"].ndim
             with module.graph.inserting_before(node):
                 made = module.graph.call_function(Grow(axis), tuple(node.args[0]))

@@ -17,7 +17,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fmtprop.frontends.call_import import importers
-from fmtprop.frontends.fx_import import placeholders, results_of
+from fmtprop.frontends.fx_import import copied, placeholders, results_of
 from fmtprop.ir.op import opdef
 from fmtprop.ops.host_call import draws_random_numbers
 
@@ -163,7 +163,7 @@ def in_place(module: fx.GraphModule) -> fx.GraphModule:
     AOTAutograd makes a copy of a changed input and, at the end, copies it back. A cache has many rows, and a step
     writes one of them.
     """
-    module = fx.GraphModule(module, _copied(module.graph))
+    module = fx.GraphModule(module, copied(module.graph))
     for copy in [node for node in _calls(module) if node.target is _ATEN.copy_.default]:
         target: Any = copy.args[0]
         source: Any = copy.args[1]
@@ -271,9 +271,3 @@ def _is_random(node: fx.Node) -> bool:
 
 def _calls(module: fx.GraphModule) -> Iterator[fx.Node]:
     return (node for node in list(module.graph.nodes) if node.op == "call_function")
-
-
-def _copied(graph: fx.Graph) -> fx.Graph:
-    made = fx.Graph()
-    made.output(made.graph_copy(graph, {}))
-    return made

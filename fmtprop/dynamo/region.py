@@ -27,6 +27,7 @@ from fmtprop.dynamo.pieces import is_symbolic
 from fmtprop.dynamo.weights import Weights
 from fmtprop.errors import FmtpropError
 from fmtprop.frontends.functional import Functional, import_functional
+from fmtprop.frontends.fx_import import placeholders
 from fmtprop.frontends.specialise import specialised_module
 
 __all__ = ["InPyTorch", "LeftToPyTorch", "Outcome", "Region"]
@@ -127,10 +128,10 @@ class Region:
         self.is_direct = self.is_left_to_pytorch = False
         self._constants = sorted(constants)
         self._weights = _chooser(self._constants)
-        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-        self.arity = len(placeholders)
-        self._varying = [i for i in range(len(placeholders)) if i not in constants]
-        self._symbolic = any(is_symbolic(node.meta.get("val")) for node in placeholders)
+        inputs = placeholders(module)
+        self.arity = len(inputs)
+        self._varying = [i for i in range(self.arity) if i not in constants]
+        self._symbolic = any(is_symbolic(node.meta.get("val")) for node in inputs)
         self._plans: Plans[object, _Plan] = Plans(_MOST_PLANS)
         #: the plan of a graph of fixed sizes
         self._only: _Plan | None = None

@@ -20,7 +20,7 @@ from fmtprop.frontends.call_import import CallImporter, FoundCall
 from fmtprop.frontends.torch_call import add_constant, by_schema, check_real
 from fmtprop.ir.graph import Graph
 
-__all__ = ["Calls", "import_calls", "origin_of", "placeholders", "results_of"]
+__all__ = ["Calls", "copied", "import_calls", "origin_of", "placeholders", "results_of"]
 
 
 class Nodes(Protocol):
@@ -157,6 +157,13 @@ def results_of(program: Any) -> Sequence[Any]:
     """Return the nodes of its results, and results that are fixed numbers."""
     results: Sequence[Any] = next(node for node in program.graph.nodes if node.op == "output").args[0]
     return results
+
+
+def copied(graph: fx.Graph) -> fx.Graph:
+    """Return a copy of a graph."""
+    made = fx.Graph()
+    made.output(made.graph_copy(graph, {}))
+    return made
 
 
 def _is_complex(node: fx.Node) -> bool:

@@ -31,8 +31,6 @@ from fmtprop.ops.window import check_window, extent, torch_padding, window_count
 
 # ---------------------------------------------------------------- attributes
 
-#: fields of oneDNN's problem with a number for each spatial axis
-WINDOW = ("kernel", "strides", "dilates", "pad_l", "pad_r")
 ALGORITHMS = ("max", "avg_include_padding", "avg_exclude_padding")
 
 

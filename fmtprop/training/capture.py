@@ -18,23 +18,25 @@ from torch import fx
 from torch._C import DispatchKey
 from torch._decomp import decompositions
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch._prims_common import suggest_memory_format
 
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.turns import Compare
+from fmtprop.frontends.fx_import import copied
 from fmtprop.training.attention import attention_in_parts, heads_in_parts
 from fmtprop.training.effects import join_checks, without_tokens
 from fmtprop.training.embedding_bag import whole_embedding_bag
 from fmtprop.training.hooks import watch_hooks
 from fmtprop.training.lrn import whole_lrn
 from fmtprop.training.recurrent import RECURRENT, whole_recurrent
-from fmtprop.training.rival import Rival, as_captured
+from fmtprop.training.rival import Rival
 from fmtprop.training.step import Step, leading_sizes
 from fmtprop.training.unread_rows import leave_out_unread_rows
 
-__all__ = ["Compiler", "training_backend"]
+__all__ = ["Compiler", "metadata_now", "training_backend"]
 
 #: a backend of torch.compile, or a compiler of AOTAutograd's
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -89,7 +91,8 @@ def training_backend(
             return forward, backward
 
         def begin(*_: Any) -> Callable[[list[Any]], Any]:
-            made[-1].changed = _changed_inputs()
+            if (metadata := metadata_now()) is not None:
+                made[-1].changed = frozenset(metadata.mutated_inp_runtime_indices)
             return _boxed(made[-1].forward)
 
         def infer(program: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -107,7 +110,7 @@ def training_backend(
             # while gradients are recorded, AOTAutograd must see changes of inputs
             keep_inference_input_mutations=writes and not torch.is_grad_enabled(),
         )
-        captured = as_captured(module)
+        captured = fx.GraphModule(module, copied(module.graph))  # the capture of gradients changes calls
         leave_out_unread_rows(module.graph)
         _replace_calls(module, options.dtype)
         with _step_by_step(module), _resamplings_whole():
@@ -286,11 +289,10 @@ def _with_rule(function: Any, resample: Any) -> Callable[[], None]:
     return give_back
 
 
-def _changed_inputs() -> frozenset[int]:
-    """Return the positions of the inputs that AOTAutograd changes after the forward half of the graph in the making."""
+def metadata_now() -> ViewAndMutationMeta | None:
+    """Return what AOTAutograd knows of the graph in the making."""
     context = TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
-    return frozenset(metadata.mutated_inp_runtime_indices if metadata is not None else ())
+    return context.fw_metadata if context is not None else None
 
 
 def _boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
@@ -305,8 +307,7 @@ def _boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 
 def _copy(module: fx.GraphModule) -> fx.GraphModule:
     """Return a copy that can also run in PyTorch: the strides of real tensors are not always the traced ones."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
+    graph = copied(module.graph)
     for node in graph.nodes:
         if node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default

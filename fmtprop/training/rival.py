@@ -22,7 +22,7 @@ from fmtprop.targets.memory import check_fits
 from fmtprop.training.hooks import no_hooks_for_saved_tensors
 from fmtprop.training.step import Step
 
-__all__ = ["Rival", "as_captured", "rival_of"]
+__all__ = ["Rival", "rival_of"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -143,10 +143,3 @@ def rival_of(options: Options) -> Compare | None:
     tuning = options.tuning
     asked = options.confirm and (tuning.costs != "model" or tuning.is_patient)
     return compare if asked and options.policy == OPTIMAL and options.memory == "save" else None
-
-
-def as_captured(module: fx.GraphModule) -> fx.GraphModule:
-    """Return a copy of a captured graph, since the capture of its gradients changes calls."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
-    return fx.GraphModule(module, graph)

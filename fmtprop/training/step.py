@@ -17,6 +17,7 @@ from torch import fx
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.frontends.functional import import_functional
+from fmtprop.frontends.fx_import import placeholders, results_of
 from fmtprop.frontends.joint import Joint, import_joint
 from fmtprop.frontends.random_calls import with_draws
 from fmtprop.ir.graph import Graph
@@ -101,9 +102,7 @@ class Step:
     @cached_property
     def _saved_and_changed(self) -> tuple[int, ...]:
         """The arguments of which the backward half needs the old numbers; a copy of one is no copy in a plan."""
-        nodes = self.programs[0].graph.nodes
-        inputs = [node for node in nodes if node.op == "placeholder"]
-        saved = next(node for node in nodes if node.op == "output").args[0][self.outputs :]
+        inputs, saved = placeholders(self.programs[0]), results_of(self.programs[0])[self.outputs :]
         sources = self._made[0].forward.results[self.outputs :] if self._made is not None else ()
         return tuple(
             position for position in sorted(self.changed) if inputs[position] in saved or ("input", position) in sources
@@ -112,7 +111,7 @@ class Step:
     @property
     def arity(self) -> int:
         """Number of arguments of the forward program."""
-        return sum(node.op == "placeholder" for node in self.programs[0].graph.nodes)
+        return len(placeholders(self.programs[0]))
 
     def prepare(self) -> None:
         """Make the plan, if it was not made; a step that computes nothing has none.
