@@ -86,13 +86,7 @@ class _BatchNorm(ChannelProgram):
             self.emit("SUB_R64_RM64", PLACES, FREE)
             self.point(SRC, "src", FREE, "row")
             self.point(DST, "dst", FREE, "dst_row")
-            self.note_places()
-            self.find_pivots(width)
-            with self.preserved(SRC, PLACES):
-                self.add_up(width)
-            self.settle()
-            self.meet()
-            self.total(MEAN)
+            self.find_means(width)
             self._average("mean", MEAN)
             self.total(FACTOR)
             self._average("variance", FACTOR)
@@ -109,10 +103,7 @@ class _BatchNorm(ChannelProgram):
             self.v("VDIVPS", total, total, self.argument("divisor"))
             self.v("VMOVUPS <", at(TO), total)  # all threads write the same numbers
             if slot == FACTOR:
-                self.v("VADDPS", total, total, self.argument("epsilon"))
-                self.v("VSQRTPS", total, total)
-                self.v("VMOVUPS", one, self.argument("one"))
-                self.v("VDIVPS", total, one, total)
+                self.invert(total, one)
             self.v("VMOVUPS <", at(AREA, self.slot(slot)), total)
             self.advance(self.isa.nbytes, TO)
             self.advance(self.slot(0, 1), AREA)
@@ -164,10 +155,7 @@ class _Gradient(ChannelProgram):
     def _inverse(self, x: int, one: int) -> None:
         """Set a vector to one over the deviation of the present channels."""
         self._vector(x, "variance")
-        self.v("VADDPS", x, x, self.argument("epsilon"))
-        self.v("VSQRTPS", x, x)
-        self.v("VMOVUPS", one, self.argument("one"))
-        self.v("VDIVPS", x, one, x)
+        self.invert(x, one)
 
     def _add_up(self, width: int, limited: bool) -> None:
         """Add up the gradient, and its products with the deviations."""

@@ -158,6 +158,16 @@ class ChannelProgram(Program):
 
     # ------------------------------------------------------------------ all threads' sums
 
+    def find_means(self, width: int) -> None:
+        """Average this thread's places, and total the means of all threads."""
+        self.note_places()
+        self.find_pivots(width)
+        with self.preserved(SRC, PLACES):
+            self.add_up(width)
+        self.settle()
+        self.meet()
+        self.total(MEAN)
+
     def meet(self) -> None:
         """Wait until all threads are here."""
         with self.preserved(SRC, DST, PLACES, FREE):  # an even number again
@@ -189,6 +199,13 @@ class ChannelProgram(Program):
                 self.v("VMOVUPS <", at(AREA, self.slot(FACTOR)), x)
                 self.advance(self.slot(0, 1), AREA, FREE)
             self.add(FROM, self.argument("area"))
+
+    def invert(self, variance: int, one: int) -> None:
+        """Turn a vector of variances into one over the deviations."""
+        self.v("VADDPS", variance, variance, self.argument("epsilon"))
+        self.v("VSQRTPS", variance, variance)
+        self.v("VMOVUPS", one, self.argument("one"))
+        self.v("VDIVPS", variance, one, variance)
 
     # ------------------------------------------------------------------ the result
 

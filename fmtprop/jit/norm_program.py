@@ -53,13 +53,7 @@ class _GroupNorm(ChannelProgram):
             self.point(SRC, "src", FREE, "row")
             self.point(DST, "dst", FREE, "row")
             with self.repeat(self.argument("images"), MORE):
-                self.note_places()
-                self.find_pivots(width)
-                with self.preserved(SRC, PLACES):
-                    self.add_up(width)
-                self.settle()
-                self.meet()
-                self.total(MEAN)
+                self.find_means(width)
                 self._combine(MEAN)
                 self.total(FACTOR)
                 self._combine(FACTOR)
@@ -83,10 +77,7 @@ class _GroupNorm(ChannelProgram):
                 self.v("VADDPS", total, total, x)
             self.v("VDIVPS", total, total, self.argument("divisor"))
             if slot == FACTOR:
-                self.v("VADDPS", total, total, self.argument("epsilon"))
-                self.v("VSQRTPS", total, total)
-                self.v("VMOVUPS", x, self.argument("one"))
-                self.v("VDIVPS", total, x, total)
+                self.invert(total, x)
             with self._members(CHANNELS):
                 self.emit("VEX_VMOVSS_M32_XMM", at(FREE, self.slot(slot)), Register.XMM0)
 
