@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from fmtprop.targets.memory import ALIGNMENT_NBYTES
+from fmtprop.targets.memory import align
 
 #: work limit: so many pairs of overlapping lifetimes are examined (about 50 ms), then the best order so far is taken
 _WORK_PAIRS = 150_000
@@ -30,17 +30,6 @@ class ArenaLayout(NamedTuple):
     offsets: tuple[int, ...]
     nbytes: int
     peak_nbytes: int
-
-
-def align(nbytes: int) -> int:
-    """Round up to the alignment.
-
-    Examples
-    --------
-    >>> align(1), align(64), align(65)
-    (64, 64, 128)
-    """
-    return -(-nbytes // ALIGNMENT_NBYTES) * ALIGNMENT_NBYTES
 
 
 def plan_arena(lifetimes: Sequence[Lifetime]) -> ArenaLayout:

@@ -29,7 +29,7 @@ from fmtprop.runtime.constants import (
 )
 from fmtprop.runtime.plan import Plan
 from fmtprop.system.machine import last_level_cache_nbytes
-from fmtprop.targets.memory import ALIGNMENT_NBYTES, numbers
+from fmtprop.targets.memory import align, numbers
 
 __all__ = ["runs_on_any_numbers", "with_dummy_weights"]
 
@@ -94,7 +94,7 @@ class _StandIns(ConstantStore):
         if self._next + desc.nbytes > self._block.numel():
             self._next = 0
         start = self._next
-        self._next += _room(desc)
+        self._next += align(desc.nbytes)
         return self._block[start : start + desc.nbytes]
 
     def keep(self, flat: torch.Tensor) -> torch.Tensor:
@@ -112,8 +112,4 @@ def _stand_in_sizes(graph: Graph) -> Iterator[int]:
         else:
             is_read = node.name not in computed and is_indifferent(node)
         if is_read:
-            yield from map(_room, node.descs)
-
-
-def _room(desc: MemoryDesc) -> int:
-    return -(-desc.nbytes // ALIGNMENT_NBYTES) * ALIGNMENT_NBYTES
+            yield from (align(desc.nbytes) for desc in node.descs)

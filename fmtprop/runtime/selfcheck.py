@@ -28,7 +28,7 @@ from fmtprop.runtime.plan import Step
 from fmtprop.store import Store, key_of
 from fmtprop.targets.bound import Memory, Place
 from fmtprop.targets.executable import Executable, Targets, implementation, threads_here
-from fmtprop.targets.memory import ALIGNMENT_NBYTES, aligned_bytes, view
+from fmtprop.targets.memory import align, aligned_bytes, view
 from fmtprop.targets.pytorch import call_reference
 from fmtprop.tuning.identity import describe_result
 
@@ -197,7 +197,7 @@ class _Room:
 
     def take(self, nbytes: int) -> torch.Tensor:
         """Return flat bytes, aligned to 64 bytes."""
-        start, self._next = self._next, self._next + -(-nbytes // ALIGNMENT_NBYTES) * ALIGNMENT_NBYTES
+        start, self._next = self._next, self._next + align(nbytes)
         return self._block[start : start + nbytes] if self._next <= _SHARED_NBYTES else aligned_bytes(nbytes)
 
 

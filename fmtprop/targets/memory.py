@@ -40,6 +40,17 @@ def check_fits(nbytes: int, what: str) -> None:
         )
 
 
+def align(nbytes: int) -> int:
+    """Round up to the alignment.
+
+    Examples
+    --------
+    >>> align(1), align(64), align(65)
+    (64, 64, 128)
+    """
+    return -(-nbytes // ALIGNMENT_NBYTES) * ALIGNMENT_NBYTES
+
+
 def aligned_bytes(nbytes: int) -> torch.Tensor:
     """Return flat uint8 memory, aligned to 64 bytes."""
     check_fits(nbytes, "a tensor")
@@ -75,7 +86,7 @@ def numbers(nbytes: int) -> torch.Tensor:
 
     They are between -1 and 1 and no denormals, in every floating-point type.
     """
-    memory = _untouched(-(-nbytes // ALIGNMENT_NBYTES) * ALIGNMENT_NBYTES)
+    memory = _untouched(align(nbytes))
     generator = torch.Generator().manual_seed(0)
     pattern = (torch.rand(1 << 16, generator=generator) * 2 - 1).bfloat16().view(torch.uint8)
     done = min(pattern.numel(), memory.numel())

@@ -226,7 +226,7 @@ class TunedCosts:
     ) -> None:
         """Look up figures, and measure missing ones if `tune` says so: first those with the largest share of time."""
         if self.tune == "model":
-            self._asked |= _distinct(work) | set(reorders)
+            self._asked |= {identity_of(node, candidate) for node, candidate in work} | set(reorders)
             self.tuning = Tuning(modelled=len(self._asked))
             self._doubt = self._doubt_of(work)
             return
@@ -400,7 +400,3 @@ class TunedCosts:
 
 def _family(node: Node, candidate: Candidate) -> tuple[str, str]:
     return node.op, f"{candidate.target}/{candidate.impl}"
-
-
-def _distinct(work: Sequence[tuple[Node, Candidate]]) -> set[Hashable]:
-    return {identity_of(node, candidate) for node, candidate in work}

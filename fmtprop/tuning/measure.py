@@ -44,7 +44,7 @@ from fmtprop.passes.target import Candidate, Target
 from fmtprop.system.machine import last_level_cache_nbytes
 from fmtprop.targets.bound import SCRATCHPAD, Memory, Place, Stream
 from fmtprop.targets.executable import implementation, threads_here
-from fmtprop.targets.memory import ALIGNMENT_NBYTES, numbers
+from fmtprop.targets.memory import align, numbers
 from fmtprop.tuning.identity import parameters, regime
 
 #: after so many rounds, a way that takes so many times as long as the best one is dropped
@@ -114,13 +114,13 @@ class Job:
     @property
     def activations_nbytes(self) -> int:
         """Bytes of all operands and results in the block of activations."""
-        sizes = [_room(o.desc.nbytes) for o in self.operands if o.kind != "parameter"]
-        return sum(sizes) + _room(implementation(self.node).scratchpad_nbytes)
+        sizes = [align(o.desc.nbytes) for o in self.operands if o.kind != "parameter"]
+        return sum(sizes) + align(implementation(self.node).scratchpad_nbytes)
 
     @property
     def parameters_nbytes(self) -> int:
         """Bytes of weights, bias and other parameters."""
-        return sum(_room(o.desc.nbytes) for o in self.operands if o.kind == "parameter")
+        return sum(align(o.desc.nbytes) for o in self.operands if o.kind == "parameter")
 
 
 def job_of(key: Any, node: Node, candidate: Candidate) -> Job:
@@ -330,12 +330,12 @@ class _Run:
             elif operand.kind == "parameter":
                 memory = Memory()
                 self._parameters.append((memory, parameter_offset))
-                parameter_offset += _room(nbytes)
+                parameter_offset += align(nbytes)
             else:
                 memory = Memory(activations[offset : offset + nbytes])
                 if operand.kind == "activation":
                     self._warm.append(activations[offset : offset + nbytes // 4 * 4].view(torch.int32))
-                offset += _room(nbytes)
+                offset += align(nbytes)
             places[operand.name] = Place(memory, operand.desc)
         residual = way.residual(job.node)
         if residual is not None:
@@ -385,7 +385,3 @@ _SIGNS = -0x7FFF8000
 def _random(desc: MemoryDesc) -> torch.Tensor:
     generator = torch.Generator("cpu").manual_seed(0)
     return torch.rand(desc.dims, generator=generator, device="cpu").to(torch_dtype(desc.dtype))
-
-
-def _room(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT_NBYTES) * ALIGNMENT_NBYTES

@@ -15,8 +15,9 @@ from fmtprop.ir.builtin import builtin_names
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.target import Setting
 from fmtprop.runtime import build_plan
-from fmtprop.runtime.arena import ALIGNMENT_NBYTES, Lifetime, align, plan_arena
+from fmtprop.runtime.arena import Lifetime, plan_arena
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
+from fmtprop.targets.memory import ALIGNMENT_NBYTES, align
 from tests.runtime.in_place import blocks_of, put_in_place
 
 lifetimes = st.lists(
