@@ -49,6 +49,8 @@ _NARROWS = frozenset(
 )
 #: arguments with positions as numbers: of grid samples, of a deformable convolution
 _POSITIONS = ("grid", "offset")
+#: arguments with places at which rows begin or end: rows that belong to none are not written
+_OFFSETS = ("offs", "offsets")
 #: calls that compare the numbers of their first operand and return places: equal numbers in a narrow type are a tie, so
 #: a mixture of experts would ask another expert
 _CHOOSING = frozenset(
@@ -65,8 +67,10 @@ _CONVERSION = "aten._to_copy.default"
 
 
 def checkable(attrs: HostCall) -> bool:
-    """Return whether a call takes any numbers; some gradients read indices and workspaces of the forward call."""
-    return "backward" not in attrs.target and "mkldnn_rnn" not in attrs.target
+    """Return whether a call takes any numbers: not places of rows, nor indices and workspaces of a forward call."""
+    if "backward" in attrs.target or "mkldnn_rnn" in attrs.target:
+        return False
+    return not any(_operand(attrs, name) for name in _OFFSETS)
 
 
 def narrows(attrs: HostCall) -> bool:

@@ -294,11 +294,11 @@ def _is_alone(node: Node, request: Request) -> bool:
 def _computable(declaration: OpDef, request: Request) -> bool:
     """Whether oneDNN computes in these data types at all; a reorder also converts integers that it knows.
 
-    Where the CPU lacks f16, oneDNN converts it number by number: 420 us for 9 600 of them, PyTorch takes 11.
+    Where the CPU lacks f16 or bf16, oneDNN copies it number by number: 450 us for 9 600 of them, PyTorch takes 2 to 14.
     """
     types = {desc.dtype for desc in request.values()}
     if declaration.name == "reorder":
-        if DataType.F16 in types and len(types) > 1 and not dnnl.supports(DataType.F16):
+        if any(dtype in types and not dnnl.supports(dtype) for dtype in (DataType.BF16, DataType.F16)):
             return False
         return types <= NATIVE_FLOATS or (len(types) == 1 and types <= {DataType.S32, DataType.S8, DataType.U8})
     if any(one.is_workspace for one in (*declaration.operands, *declaration.results)):
