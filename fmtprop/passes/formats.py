@@ -7,7 +7,6 @@ from functools import lru_cache
 
 from fmtprop.errors import FmtpropError
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.layout.parts import in_place_parts as in_place_parts
 from fmtprop.layout.tags import LETTERS
 
 #: planning asks for the same formats again and again, and compares them: comparing an object with itself is fast

@@ -16,8 +16,9 @@ from fmtprop.ir.op import OPSET, Category, linear_of, opdef
 from fmtprop.ir.ports import result_names, sources
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
+from fmtprop.layout.parts import in_place_parts
 from fmtprop.ops.concat import Concat
-from fmtprop.passes.formats import describe, in_place_parts, like, plain
+from fmtprop.passes.formats import describe, like, plain
 from fmtprop.passes.optimal.usable_formats import usable_formats
 from fmtprop.passes.optimal.variants import FUSIONS
 from fmtprop.passes.optimal.ways import Enumeration, Way

@@ -15,12 +15,13 @@ from fmtprop.errors import FmtpropError
 from fmtprop.ir.node import Node
 from fmtprop.ir.ports import result_names
 from fmtprop.ir.tensors import torch_dtype
+from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.normalization import BatchNorm
 from fmtprop.ops.pooling import Pooling
+from fmtprop.passes.formats import plain
 from fmtprop.passes.target import Candidate, Request
-from fmtprop.targets.mkldnn.formats import row_major
 from fmtprop.targets.mkldnn.function import TorchFunction
 from fmtprop.targets.mkldnn.tail import finish
 
@@ -31,7 +32,7 @@ def dense_candidates(node: Node, request: Request) -> Iterator[Candidate]:
     """Yield PyTorch's way, if every operand is strided and PyTorch writes the requested formats."""
     results = result_names(node)
     operands = {
-        name: desc if desc.kind != "any" else row_major(desc) for name, desc in request.items() if name not in results
+        name: desc if desc.kind != "any" else plain(desc) for name, desc in request.items() if name not in results
     }
     if not all(desc.is_plain for desc in operands.values()):
         return
@@ -76,21 +77,19 @@ def _written(node: Node, operands: dict[str, MemoryDesc], call: Callable[..., An
     tensors = results if isinstance(results, tuple) else (results,)
     if any(tuple(t.shape) != type_.dims for t, type_ in zip(tensors, node.results, strict=True)):
         return None
-    return tuple(
-        _format(MemoryDesc(type_.dims, type_.dtype), tuple(t.stride()))
-        for t, type_ in zip(tensors, node.results, strict=True)
-    )
+    return tuple(_format(type_, tuple(t.stride())) for t, type_ in zip(tensors, node.results, strict=True))
 
 
-def _format(plain: MemoryDesc, strides: tuple[int, ...]) -> MemoryDesc:
+def _format(type_: TensorType, strides: tuple[int, ...]) -> MemoryDesc:
     """Return the format with these strides if they have no gap, otherwise row-major: then the step copies."""
-    if 0 in plain.dims:
-        return plain
+    rows = MemoryDesc(type_.dims, type_.dtype)
+    if 0 in rows.dims:
+        return rows
     try:
-        desc = MemoryDesc(plain.dims, plain.dtype, strides=strides)
+        desc = MemoryDesc(rows.dims, rows.dtype, strides=strides)
     except FmtpropError:  # an expanded tensor
-        return plain
-    return desc if desc.is_packed else plain
+        return rows
+    return desc if desc.is_packed else rows
 
 
 # ---------------------------------------------------------------- operators faster than the references

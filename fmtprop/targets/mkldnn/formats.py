@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+import torch
+
+from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
 
-__all__ = ["is_opaque", "opaque", "packed", "packing_of", "row_major"]
+__all__ = ["copied", "is_opaque", "opaque", "packed", "packing_of"]
 
 #: token of the format of an activation in an mkldnn tensor: operators accept any blocks
 _ACTIVATION = "mkldnn"
@@ -44,6 +47,7 @@ def packing_of(desc: MemoryDesc) -> Hashable | None:
     return token[1] if isinstance(token, tuple) and token[:1] == ("packed",) else None
 
 
-def row_major(desc: MemoryDesc) -> MemoryDesc:
-    """Return the dense row-major format of the same dimensions and data type."""
-    return MemoryDesc(desc.dims, desc.dtype)
+def copied(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
+    """Return a copy of a dense tensor in a plain format."""
+    copy = torch.empty_strided(desc.dims, desc.strides, dtype=torch_dtype(desc.dtype), device="cpu")
+    return copy.copy_(tensor)

@@ -12,11 +12,10 @@ import torch
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import opdef
 from fmtprop.ir.ports import result_names
-from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
 from fmtprop.targets.bound import Bound, Place, Stream
 from fmtprop.targets.executable import Executable, Implementation, Provider
-from fmtprop.targets.mkldnn.formats import packing_of
+from fmtprop.targets.mkldnn.formats import copied, packing_of
 
 __all__ = ["TorchFunction"]
 
@@ -122,4 +121,4 @@ def _laid_out(tensor: torch.Tensor, desc: MemoryDesc | None) -> torch.Tensor:
     """Return a tensor with the descriptor's strides: itself or a copy; without a descriptor, itself."""
     if desc is None or all(n == 1 or a == b for n, a, b in zip(desc.dims, tensor.stride(), desc.strides, strict=True)):
         return tensor
-    return torch.empty_strided(desc.dims, desc.strides, dtype=torch_dtype(desc.dtype), device="cpu").copy_(tensor)
+    return copied(tensor, desc)

@@ -23,10 +23,10 @@ from fmtprop.ops.convolution import Conv
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.matmul import MatMul
-from fmtprop.passes.formats import channels_last
+from fmtprop.passes.formats import channels_last, plain
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.mkldnn.dispatcher import computes_in, has_kernel
-from fmtprop.targets.mkldnn.formats import packed, packing_of, row_major
+from fmtprop.targets.mkldnn.formats import copied, packed, packing_of
 from fmtprop.targets.mkldnn.function import TorchFunction
 from fmtprop.targets.mkldnn.tail import Tail, finish, split
 
@@ -122,7 +122,7 @@ def stored(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
         return tensor.to_mkldnn()
     if 0 in desc.strides:  # broadcast memory cannot be written
         return tensor.clone()
-    return torch.empty_strided(desc.dims, desc.strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
+    return copied(tensor, desc)
 
 
 def _dilation(attrs: Conv | Deconv) -> list[int]:
@@ -171,8 +171,8 @@ def _inner_product(operator: str, node: Node, request: Request) -> Iterator[Cand
     src = request["src"]
     rows, axes = src.dims[0], tuple(range(src.ndim))
     tail = _tail(node, request, then_unary=False)
-    others = {name: row_major(request[name]) for name in request if port(node, name).role is Role.POST_OP}
-    for desc, order in dict.fromkeys(((channels_last(src), (0, *axes[2:], 1)), (row_major(src), axes))):
+    others = {name: plain(request[name]) for name in request if port(node, name).role is Role.POST_OP}
+    for desc, order in dict.fromkeys(((channels_last(src), (0, *axes[2:], 1)), (plain(src), axes))):
         if src.ndim < 3 and order != axes:
             continue
         weights = packed(request["weights"], LinearPacking(rows, order))
@@ -189,7 +189,7 @@ def _matmul(operator: str, node: Node, request: Request) -> Iterator[Candidate]:
         return
     rows = prod(src.dims[:-1])
     tail = _tail(node, request, then_unary=False)
-    operands = {name: row_major(request[name]) for name in request if name not in ("dst", "weights", "bias")}
+    operands = {name: plain(request[name]) for name in request if name not in ("dst", "weights", "bias")}
     recipe = LinearPacking(rows, (1, 0))
     yield from _offer(request, operator, tail, {**operands, "weights": packed(weights, recipe)}, ())
 
@@ -225,9 +225,9 @@ def _offer(
 ) -> Iterator[Candidate]:
     """Yield the candidate if it has the requested formats and the dispatcher has the operator."""
     name = f"{operator}.binary" if tail.binary else operator
-    dst = channels_last(request["dst"]) if window else row_major(request["dst"])
+    dst = channels_last(request["dst"]) if window else plain(request["dst"])
     if "bias" in request:
-        formats = {**formats, "bias": row_major(request["bias"])}
+        formats = {**formats, "bias": plain(request["bias"])}
     wanted = {**formats, "dst": dst}
     if not has_kernel(name, "CPU") or any(
         request[key].kind != "any" and request[key] != desc for key, desc in wanted.items()

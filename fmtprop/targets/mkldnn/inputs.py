@@ -11,7 +11,7 @@ import torch
 from fmtprop import dnnl
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
-from fmtprop.targets.mkldnn.formats import is_opaque
+from fmtprop.targets.mkldnn.formats import copied, is_opaque
 from fmtprop.targets.mkldnn.inspection import bytes_of, inspect
 from fmtprop.targets.primitive import laid_out
 
@@ -41,7 +41,7 @@ def in_format(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
             return _memory(tensor, desc)
         tensor = tensor.to_dense()
     if desc.is_plain:
-        return torch.empty_strided(desc.dims, desc.strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
+        return copied(tensor, desc)
     return laid_out(tensor.contiguous(), dnnl.NativeDesc.from_desc(desc))
 
 

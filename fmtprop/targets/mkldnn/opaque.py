@@ -22,10 +22,11 @@ from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.prelu import Prelu
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.sum import Sum
+from fmtprop.passes.formats import plain
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.mkldnn.dense import batch_norm
 from fmtprop.targets.mkldnn.dispatcher import computes_in, has_kernel
-from fmtprop.targets.mkldnn.formats import opaque, row_major
+from fmtprop.targets.mkldnn.formats import opaque
 from fmtprop.targets.mkldnn.function import TorchFunction
 
 __all__ = ["RULES", "Rule", "opaque_candidates"]
@@ -190,7 +191,7 @@ def _chain(functions: list[Callable[..., torch.Tensor]]) -> Callable[..., torch.
 
 
 def _candidate(rule: Rule, tail: list[Rule], node: Node, request: Request) -> Candidate | None:
-    formats = {name: row_major(desc) if name in rule.dense else opaque(desc) for name, desc in request.items()}
+    formats = {name: plain(desc) if name in rule.dense else opaque(desc) for name, desc in request.items()}
     if not computes_in(request["dst"].dtype):
         return None
     if any(desc.kind != "any" and desc != formats[name] for name, desc in request.items()):

@@ -14,13 +14,13 @@ from fmtprop.ir.node import Node
 from fmtprop.ir.op import linear_of
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.passes.formats import channels_last
+from fmtprop.passes.formats import channels_last, plain
 from fmtprop.passes.target import Candidate, CostModel, Request
 from fmtprop.targets.executable import Provider
 from fmtprop.targets.mkldnn.costs import MkldnnCosts
 from fmtprop.targets.mkldnn.dense import dense_candidates
 from fmtprop.targets.mkldnn.dispatcher import computes_in
-from fmtprop.targets.mkldnn.formats import is_opaque, opaque, packing_of, row_major
+from fmtprop.targets.mkldnn.formats import copied, is_opaque, opaque, packing_of
 from fmtprop.targets.mkldnn.function import TorchFunction
 from fmtprop.targets.mkldnn.fused import ConvPacking, DeconvPacking, LinearPacking, fused_candidates
 from fmtprop.targets.mkldnn.opaque import opaque_candidates
@@ -96,15 +96,15 @@ class MkldnnTarget(Provider):
         if _converter(src, dst) is None:
             return None
         # PyTorch converts to and from an mkldnn tensor through row-major
-        passes = 1 + sum(is_opaque(a) and b != row_major(b) for a, b in ((src, dst), (dst, src)))
+        passes = 1 + sum(is_opaque(a) and b != plain(b) for a, b in ((src, dst), (dst, src)))
         return _CALL_SECONDS + passes * (src.nbytes + dst.nbytes) / _BYTES_PER_SECOND
 
     def formats(self, dims: tuple[int, ...], dtype: DataType) -> Sequence[MemoryDesc]:
         """Return channels-last, row-major and, if PyTorch has mkldnn tensors of that rank, opaque."""
-        plain = MemoryDesc(dims, dtype)
-        found = [channels_last(plain), plain] if 3 <= len(dims) <= 5 and 0 not in dims else [plain]
+        desc = MemoryDesc(dims, dtype)
+        found = [channels_last(desc), desc] if 3 <= len(dims) <= 5 and 0 not in dims else [desc]
         if computes_in(dtype) and 1 <= len(dims) <= 5 and 0 not in dims:
-            found.append(opaque(plain))
+            found.append(opaque(desc))
         return list(dict.fromkeys(found))
 
     def _ask(self, node: Node, request: Request) -> Iterator[Candidate]:
@@ -142,7 +142,7 @@ def _reorders(request: Request) -> Iterator[Candidate]:
     if src.kind == "any":
         return
     if dst.kind == "any":
-        dst = src.with_dtype(dst.dtype) if src.is_packed else row_major(dst)
+        dst = src.with_dtype(dst.dtype) if src.is_packed else plain(dst)
     found = _converter(src, dst)
     if found is not None:
         impl, call = found
@@ -163,14 +163,9 @@ def _converter(src: MemoryDesc, dst: MemoryDesc) -> tuple[str, Callable[[torch.T
     # a new tensor can have gaps (an output in the caller's format), but no repeated element
     can_be_made = dst.is_plain and not dst.has_broadcast and dst.offset0 == 0
     if is_opaque(src) and same and can_be_made:
-        if dst == row_major(dst):
+        if dst == plain(dst):
             return "aten::to_dense", torch.Tensor.to_dense
-        return "aten::to_dense, aten::copy_", lambda tensor: _copied(tensor.to_dense(), dst)
+        return "aten::to_dense, aten::copy_", lambda tensor: copied(tensor.to_dense(), dst)
     if src.is_plain and can_be_made:
-        return "aten::copy_", lambda tensor: _copied(tensor, dst)
+        return "aten::copy_", lambda tensor: copied(tensor, dst)
     return None
-
-
-def _copied(tensor: torch.Tensor, dst: MemoryDesc) -> torch.Tensor:
-    copy = torch.empty_strided(dst.dims, dst.strides, dtype=torch_dtype(dst.dtype), device="cpu")
-    return copy.copy_(tensor)
