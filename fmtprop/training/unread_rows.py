@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from inspect import signature
 from math import prod
@@ -41,10 +41,11 @@ _Read = Mapping[int | str, _Rows]
 
 
 def leave_out_unread_rows(graph: fx.Graph) -> None:
-    """Change a graph of PyTorch's functions so that it computes only the rows that are read, if nothing is in place.
+    """Change a graph of PyTorch's functions so that it computes only the rows that are read.
 
     Each node passes the rows that its readers select on to its operands, where it computes rows independently. A
-    dropout draws the numbers of all rows, as PyTorch would.
+    dropout draws the numbers of all rows, as PyTorch would. Results share memory with the same tensors as before, so
+    what is changed in place is seen as before; a node that itself changes its operand computes all rows.
 
     Parameters
     ----------
@@ -56,8 +57,6 @@ def leave_out_unread_rows(graph: fx.Graph) -> None:
     The gradient of a row that is not read is 0. PyTorch multiplies this 0 by numbers of that row, so a NaN there
     reaches its gradients of weights, and not these.
     """
-    if any(map(_writes, graph.nodes)):
-        return
     asked: dict[fx.Node, set[_Rows | None]] = defaultdict(set)
     few: dict[fx.Node, _Rows] = {}
     reads: dict[fx.Node, _Read] = {}
@@ -65,13 +64,17 @@ def leave_out_unread_rows(graph: fx.Graph) -> None:
         rows = next(iter(asked[node])) if len(asked[node]) == 1 else None
         read = None if rows is None else _operands(node, rows)
         if rows is not None and read is not None:
-            few[node], reads[node] = rows, read
-        read = _selected(node) if read is None else read
+            few[node] = rows
+        reads[node] = _selected(node) if read is None else read
         for place, argument in (*enumerate(node.args), *node.kwargs.items()):
             for operand in _nodes(argument):
-                asked[operand].add(read.get(place))
-    if reads:
-        _Rewriting(graph, few).run(reads)
+                asked[operand].add(reads[node].get(place))
+    if few:
+        for node in list(graph.nodes):
+            with graph.inserting_before(node):
+                _rewrite(graph, node, reads[node], few)
+        for node in few:
+            del node.meta["example_value"]
 
 
 def _nodes(argument: Any) -> list[fx.Node]:
@@ -81,54 +84,40 @@ def _nodes(argument: Any) -> list[fx.Node]:
     return found
 
 
-class _Rewriting:
-    """The nodes of which some rows are computed, and slices of others."""
+def _rewrite(graph: fx.Graph, node: fx.Node, read: _Read, few: Mapping[fx.Node, _Rows]) -> None:
+    """Make a node read few rows, and compute few."""
 
-    def __init__(self, graph: fx.Graph, few: Mapping[fx.Node, _Rows]) -> None:
-        self._graph, self._few = graph, few
-        self._parts: dict[tuple[fx.Node, _Rows], fx.Node] = {}
+    def part(value: Any, rows: _Rows) -> fx.Node:
+        return graph.call_function(operator.getitem, (value, rows.index))
 
-    def run(self, reads: Mapping[fx.Node, _Read]) -> None:
-        """Rewrite the graph."""
-        for node in list(self._graph.nodes):
-            if node in reads:
-                self._rewrite(node, self._few[node], reads[node])
-                continue
-            selected = _selected(node)
-            if selected and _args(node)[0] in self._few:  # all rows that are left
-                index, rows = list(_args(node)[1]), selected[0]
-                index[rows.axis] = 0 if isinstance(index[rows.axis], int) else slice(None)
-                node.args = (_args(node)[0], tuple(index))
-        for node in reads:
-            node.meta.pop("example_value")
-
-    def _rewrite(self, node: fx.Node, rows: _Rows, read: _Read) -> None:
-        with self._graph.inserting_before(node):
-            if node.target is operator.getitem and _args(node)[0] not in self._few:  # one of several results, all whole
-                node.args = (self._graph.call_function(operator.getitem, _args(node)), rows.index)
-                return
-            for place, few in read.items():
-                if isinstance(place, int):
-                    node.update_arg(place, self._part(_args(node)[place], few))
-                else:
-                    node.update_kwarg(place, self._part(node.kwargs[place], few))
-            if node.target in _RESHAPES:
-                sizes = list(_sizes(node))
-                sizes[rows.axis] = rows.size if sizes[rows.axis] >= 0 else -1
-                node.args = (_args(node)[0], *sizes) if node.op == "call_method" else (_args(node)[0], sizes)
-            if node.target is F.dropout and (share := _share(node)):
-                value = node.meta["example_value"]
-                ones = self._graph.call_function(torch.ones, (tuple(value.shape),), {"dtype": value.dtype})
-                kept = self._graph.call_function(F.dropout, (ones, share))
-                node.op, node.target, node.kwargs = "call_function", operator.mul, {}
-                node.args = (_args(node)[0], self._part(kept, rows))
-
-    def _part(self, value: Any, rows: _Rows) -> Any:
-        if value in self._few:
-            return value
-        if (value, rows) not in self._parts:
-            self._parts[value, rows] = self._graph.call_function(operator.getitem, (value, rows.index))
-        return self._parts[value, rows]
+    if node not in few:
+        if read and _args(node)[0] in few:  # it selects all rows that are left
+            index, axis = list(_args(node)[1]), read[0].axis
+            index[axis] = 0 if isinstance(index[axis], int) else slice(None)
+            node.args = (_args(node)[0], tuple(index))
+        return
+    rows, src = few[node], _args(node)[0]
+    if node.target is operator.getitem and src not in few:  # one of several results, all whole
+        node.args = (graph.call_function(operator.getitem, _args(node)), rows.index)
+        return
+    for place, own in read.items():
+        operand = _args(node)[place] if isinstance(place, int) else node.kwargs[place]
+        if operand not in few:
+            update: Callable[[Any, fx.Node], None] = node.update_arg if isinstance(place, int) else node.update_kwarg
+            update(place, part(operand, own))
+    value = node.meta["example_value"]
+    if node.target == "contiguous" and src.meta["example_value"].is_contiguous():  # it shares memory
+        node.op, node.target, node.args = "call_function", operator.getitem, (*node.args, slice(None))
+    elif node.target == "contiguous":
+        node.target, node.kwargs = "clone", {"memory_format": torch.contiguous_format}
+    elif node.target in _RESHAPES:
+        sizes = list(value.shape)
+        sizes[rows.axis] = rows.size
+        node.op, node.target, node.args, node.kwargs = "call_method", "reshape", (_args(node)[0], *sizes), {}
+    elif node.target is F.dropout and (how := _arguments(F.dropout, node))["training"] and how["p"]:
+        ones = graph.call_function(torch.ones, (tuple(value.shape),), {"dtype": value.dtype})
+        kept = graph.call_function(F.dropout, (ones, how["p"]))
+        node.target, node.args, node.kwargs = operator.mul, (_args(node)[0], part(kept, rows)), {}
 
 
 # ---------------------------------------------------------------- nodes that select rows
@@ -169,9 +158,9 @@ def _operands(node: fx.Node, rows: _Rows) -> _Read | None:
 def _of_each_operand(node: fx.Node, rows: _Rows) -> _Read | None:
     """Return the elements of each operand at the same places."""
     dims = _dims(node)
-    if dims is None or any(one is True for one in _args(node)[1:]):
+    if dims is None or any(one is True for one in (*_args(node)[1:], *node.kwargs.values())):  # in place, perhaps
         return None
-    if any(isinstance(one, fx.Node) for one in node.kwargs.values()):
+    if any(isinstance(one, fx.Node | torch.memory_format) for one in node.kwargs.values()):
         return None
     found: dict[int | str, _Rows] = {}
     for place, operand in enumerate(_args(node)):
@@ -198,14 +187,8 @@ def _normalization(node: fx.Node, rows: _Rows) -> _Read | None:
 
 
 def _dropout(node: fx.Node, rows: _Rows) -> _Read | None:
-    is_plain = _dims(node) is not None and node.meta["example_value"].is_contiguous()
-    return {0: rows} if is_plain and not _arguments(F.dropout, node)["inplace"] else None
-
-
-def _share(node: fx.Node) -> float:
-    """Return the probability of a dropout that draws numbers, 0 for others."""
-    how = _arguments(F.dropout, node)
-    return float(how["p"]) if how["training"] else 0.0
+    is_plain, how = _dims(node) is not None and node.meta["example_value"].is_contiguous(), _arguments(F.dropout, node)
+    return {0: rows} if is_plain and not how["inplace"] and isinstance(how["p"], float | int) else None
 
 
 def _transposed(node: fx.Node, rows: _Rows) -> _Read | None:
@@ -216,15 +199,15 @@ def _transposed(node: fx.Node, rows: _Rows) -> _Read | None:
     return {0: replace(rows, axis={one: other, other: one}.get(rows.axis, rows.axis))}
 
 
-def _before_axis(node: fx.Node, rows: _Rows) -> _Read | None:
-    """Return the same rows, if only later axes are joined or split."""
-    own, axis = _dims(_args(node)[0]), _args(node)[1] if len(_args(node)) > 1 else 0
-    return {0: rows} if own is not None and type(axis) is int and rows.axis < axis % len(own) else None
+def _in_order(node: fx.Node, rows: _Rows) -> _Read | None:
+    """Return the same rows, if the result is row-major."""
+    return {0: rows} if _dims(node) is not None and len(_args(node)) == 1 and not node.kwargs else None
 
 
 def _reshaped(node: fx.Node, rows: _Rows) -> _Read | None:
+    """Return the same rows, if only axes before and behind theirs are joined or split."""
     dims, own = _dims(node), _dims(_args(node)[0])
-    if dims is None or own is None or len(_sizes(node)) != len(dims):
+    if dims is None or own is None or any(isinstance(one, torch.dtype) for one in _args(node)):
         return None
     for axis, size in enumerate(own):
         if size == dims[rows.axis] and prod(own[:axis]) == prod(dims[: rows.axis]):
@@ -232,17 +215,12 @@ def _reshaped(node: fx.Node, rows: _Rows) -> _Read | None:
     return None
 
 
-def _sizes(node: fx.Node) -> Sequence[int]:
-    """Return the sizes that a node gives its result; none if they are not numbers."""
-    given: Any = _args(node)[1:]
-    given = given[0] if len(given) == 1 and isinstance(given[0], list | tuple) else given
-    return given if all(type(size) is int for size in given) else ()
-
-
 def _attention(node: fx.Node, rows: _Rows) -> _Read | None:
     """Return queries, and rows of a mask: all of them are independent."""
-    how, dims = _arguments(_sdpa, node), _dims(node)
+    how, dims, queries = _arguments(_sdpa, node), _dims(node), _dims(_args(node)[0])
     if dims is None or rows.axis != len(dims) - 2 or how["dropout_p"] or how["is_causal"]:
+        return None
+    if queries is None or len(queries) != len(dims):
         return None
     found: dict[int | str, _Rows] = {0: rows}
     if (mask := how["attn_mask"]) is not None:
@@ -275,15 +253,15 @@ def _sdpa(
 _ELEMENTWISE = (
     *(operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.sub, torch.mul, torch.div),
     *(F.gelu, F.relu, F.silu, torch.relu, torch.tanh, torch.sigmoid),
-    *("add", "sub", "mul", "div", "relu", "tanh", "sigmoid", "contiguous", "float", "to"),
+    *("add", "sub", "mul", "div", "relu", "tanh", "sigmoid", "float", "to"),
 )
-_RESHAPES = (torch.reshape, "reshape", "view")
+_RESHAPES = (torch.reshape, torch.flatten, "reshape", "view", "flatten", "unflatten")
 
 #: function, or name of a tensor's method -> its operands' rows by those of its result
 _RULES: Mapping[Any, Callable[[fx.Node, _Rows], _Read | None]] = {
     **dict.fromkeys(_ELEMENTWISE, _of_each_operand),
-    **dict.fromkeys((torch.flatten, "flatten", "unflatten"), _before_axis),
     **dict.fromkeys(_RESHAPES, _reshaped),
+    "contiguous": _in_order,
     **dict.fromkeys((torch.transpose, "transpose"), _transposed),
     F.linear: _before_last,
     F.layer_norm: _normalization,
@@ -292,17 +270,6 @@ _RULES: Mapping[Any, Callable[[fx.Node, _Rows], _Read | None]] = {
     F.multi_head_attention_forward: _multi_head_attention,
     F.scaled_dot_product_attention: _attention,
 }
-
-
-_WRITING = {operator.setitem, *(getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "pow"))}
-
-
-def _writes(node: fx.Node) -> bool:
-    """Return whether a node changes a tensor in place: a view of some rows would see it, a copy would not."""
-    if node.op not in ("call_function", "call_method"):
-        return False
-    name = str(getattr(node.target, "__name__", node.target))
-    return name.endswith("_") or node.target in _WRITING or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
 
 
 def _args(node: fx.Node) -> tuple[Any, ...]:

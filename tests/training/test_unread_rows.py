@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
 
 import fmtprop as fp
 from fmtprop.training.unread_rows import leave_out_unread_rows
@@ -173,6 +174,59 @@ def test_merged_and_split_axes(x):
     assert rows_of(net, x) == [ROWS]
     net = Net(lambda self, x: self.first(x).unflatten(-1, (4, 8)).reshape(2, ROWS, 2, 16).flatten(2)[:, 1])
     assert rows_of(net, x) == [1]
+
+
+def without_gradient(net: Net, x: Tensor) -> Tensor:
+    """Read the same rows of an input twice, first where no gradient is recorded."""
+    with torch.no_grad():
+        first = net.first(x)[:, 2:4]
+    return first * net.first(x)[:, 2:4]
+
+
+def written(change: Callable[[Tensor], object]) -> Body:
+    """Return a function that changes some rows of a tensor, and reads all behind another name."""
+
+    def body(net: Net, x: Tensor) -> Tensor:
+        whole = net.first(x).roll(1, 1)
+        change(whole.contiguous()[:, :2])
+        return whole
+
+    return body
+
+
+def checkpointed(x: Tensor) -> object:
+    return checkpoint(lambda x: x.mul_(2.0), x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("change", [lambda x: F.relu(x, True), lambda x: x.mul_(2.0), checkpointed])
+def test_rows_that_are_changed_in_place(x, change):
+    assert rows_of(Net(written(change)), x) == [ROWS]
+
+
+def test_a_count_in_place_does_not_matter(x):
+    net = Net(lambda self, x: self.norm(self.first(x))[:, 0] + self.count.add_(0))
+    net.register_buffer("count", torch.zeros(()))
+    assert rows_of(net, x) == [1]
+
+
+def test_rows_that_are_read_without_gradient_first(x):
+    assert rows_of(Net(without_gradient), x.requires_grad_()) == [2, 2]
+
+
+def test_queries_for_several_batches_of_keys(x):
+    net = Net(lambda self, x: F.scaled_dot_product_attention(self.query(x)[0], self.key(x), x)[:, :2])
+    assert rows_of(net, x) == [ROWS, ROWS]
+
+
+@pytest.mark.parametrize("form", [lambda x: x.contiguous()[:, :2], lambda x: x[0].t().contiguous()[:, :1]])
+def test_a_result_shares_memory_as_before(x, form):
+    calls = Net(lambda self, x: form(x)), fp.compile(Net(lambda self, x: form(x)), None, training=True, tune="model")
+    shared = []
+    for call in calls:
+        given = x.clone()
+        call(given).fill_(7.0)
+        shared.append(given)
+    torch.testing.assert_close(*shared)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2])
