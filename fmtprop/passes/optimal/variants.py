@@ -25,6 +25,7 @@ from fmtprop.passes.optimal.accuracy import MOST_GROWTH
 from fmtprop.passes.scale_weights import ScaleWeights
 from fmtprop.passes.slice_batch import SliceBatch
 from fmtprop.passes.target import Costs, Setting
+from fmtprop.passes.whole_strides import WholeStrides
 from fmtprop.passes.winograd import Winograd
 
 __all__ = ["EXPANSIONS", "FUSIONS", "OF_GRAPH", "Variant"]
@@ -76,6 +77,7 @@ EXPANSIONS: tuple[Variant[ExpandingPass], ...] = (
     Variant(
         "depthwise planes, upright", DepthwisePlanes(upright=True), "Conv-TasNet 0.40 (AVX-512, docs/experiments.md)"
     ),
+    Variant("whole strides", WholeStrides(), "DCGAN generator for digits 0.85 (AVX-512, docs/experiments.md)"),
     Variant("groups merged", MergeGroups(), "ResNeXt-50 32x4d 0.86 (AVX2, docs/experiments.md)"),
 )
 
