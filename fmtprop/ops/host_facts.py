@@ -59,9 +59,10 @@ _CHOOSING = frozenset(
         *("aten.sort.stable", "aten.argsort.stable", "aten.max.dim", "aten.min.dim", "aten.median.dim"),
     }
 )
+_GATHER = "aten.gather.default"
 #: calls with separate kernels for an index of one axis that repeats along the others, as graph layers have it: with a
 #: copy of it they take 5 to 15 times as long ([2000, 64] from 20 000 edges)
-_INDEXED = frozenset({"aten.gather.default", "aten.scatter_add.default", "aten.scatter_reduce.two", "aten.scatter.src"})
+_INDEXED = frozenset({_GATHER, "aten.scatter_add.default", "aten.scatter_reduce.two", "aten.scatter.src"})
 #: an element-wise call without PyTorch's tag for it
 _CONVERSION = "aten._to_copy.default"
 
@@ -96,8 +97,11 @@ def positions(attrs: HostCall) -> frozenset[str]:
 
 
 def repeated(attrs: HostCall) -> frozenset[str]:
-    """Return the index of a call that is faster if the index repeats as a view."""
-    return frozenset(filter(None, [_operand(attrs, "index")] if attrs.target in _INDEXED else ()))
+    """Return the operands of a call that is faster if these repeat as views: an index, what is gathered along rows."""
+    names = ["index"] if attrs.target in _INDEXED else []
+    if attrs.target == _GATHER and prepare(attrs).args[1] != 0:  # the kernel for the first axis reads dense rows
+        names.append("self")
+    return frozenset(filter(None, (_operand(attrs, name) for name in names)))
 
 
 def _operand(attrs: HostCall, name: str) -> str | None:

@@ -122,6 +122,17 @@ def test_an_index_that_repeats_is_read_as_a_view():
         assert offer.operands["src_1"] == read
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_is_gathered_along_an_axis_is_read_as_a_view(axis):
+    # a copy of points for each of their neighbours takes as long as gathering them; the first axis has another kernel
+    arguments = f'{{"self": {{"tensor": "src_0"}}, "dim": {axis}, "index": {{"tensor": "src_1"}}}}'
+    types = {"src_0": TensorType((6, 8, 4)), "src_1": TensorType((6, 8, 4), "s64")}
+    node = node_of("aten", HostCall("aten.gather.default", arguments), types)
+    points, index, dst = MemoryDesc((8, 4)).expand((6, 8, 4)), MemoryDesc((6, 8, 4), "s64"), MemoryDesc((6, 8, 4))
+    (offer,) = offers(node, {"src_0": points, "src_1": index, "dst": dst})
+    assert offer.operands["src_0"] == (dst if axis == 0 else points)
+
+
 def test_results_of_a_call_that_is_right_with_any_strides_lie_as_its_source_does():
     arguments = '{"input": {"tensor": "src_0"}, "output_size": [24, 24], "align_corners": false, "scale_factors": null}'
     src, dst = TensorType((2, 32, 12, 12)), TensorType((2, 32, 24, 24))
