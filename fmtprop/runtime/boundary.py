@@ -5,12 +5,14 @@ Owns the rules of fitting tensors and the errors for others; must not know how a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import torch
+from torch._C._dynamo import guards
 
 from fmtprop.errors import InputError
 from fmtprop.ir.tensors import torch_dtype
@@ -26,6 +28,7 @@ _tracing_state, _dispatch_mode = torch._C._get_tracing_state, torch._C._get_disp
 _is_included = torch._C._dispatch_tls_is_dispatch_key_included
 _PROXY, _PRE_DISPATCH = torch._C._TorchDispatchModeKey.PROXY, torch._C.DispatchKey.PreDispatch
 _STRIDED, _TENSOR = torch.strided, torch.Tensor
+_is_inference, _data_ptr, _is_nested = torch.is_inference_mode_enabled, torch.Tensor.data_ptr, attrgetter("is_nested")
 
 #: bytes of an element -> a type of this size that numpy has
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -140,12 +143,23 @@ class Endpoint:
         return f"pass torch.empty({self.dims}, dtype={self.dtype})"
 
 
-class Boundary(NamedTuple):
-    """All inputs and outputs of a plan, in order."""
+class Boundary:
+    """All inputs and outputs of a plan, in order.
 
-    model: str
-    inputs: tuple[Endpoint, ...]
-    outputs: tuple[Endpoint, ...]
+    Parameters
+    ----------
+    model : str
+        The model's name, for messages.
+    inputs, outputs : sequence of Endpoint
+        The endpoints.
+    """
+
+    __slots__ = ("_checks", "inputs", "model", "outputs")
+
+    def __init__(self, model: str, inputs: Sequence[Endpoint], outputs: Sequence[Endpoint]) -> None:
+        self.model, self.inputs, self.outputs = model, tuple(inputs), tuple(outputs)
+        #: checks of all inputs at once, outside of inference mode and in it
+        self._checks = _checks(self.inputs, False), _checks(self.inputs, True)
 
     @classmethod
     def of(cls, plan: Plan) -> Boundary:
@@ -153,7 +167,7 @@ class Boundary(NamedTuple):
         inputs = tuple(Endpoint(name, desc) for name, desc, _ in plan.inputs)
         return cls(plan.name, inputs, tuple(Endpoint(name, access.desc) for name, access in plan.outputs))
 
-    def read(self, inputs: Sequence[object]) -> list[torch.Tensor]:
+    def read(self, inputs: Sequence[object]) -> Sequence[torch.Tensor]:
         """Return the inputs as the plan reads them.
 
         Raises
@@ -170,10 +184,24 @@ class Boundary(NamedTuple):
         if len(inputs) != len(self.inputs):
             names = ", ".join(one.name for one in self.inputs)
             raise InputError(f"model {self.model} takes {len(self.inputs)} inputs ({names}), got {len(inputs)}")
+        if self._fit_at_once(inputs):
+            return inputs  # type: ignore[return-value]
         read = []
         for one, tensor in zip(self.inputs, inputs, strict=True):
             read.append(one.read(tensor))  # under torch.compile, each frame takes a fifth of a us
         return read
+
+    def _fit_at_once(self, inputs: Sequence[object]) -> bool:
+        """Whether all inputs are plain tensors that can be read in place; False says nothing."""
+        try:
+            # the checks end the process for a nested tensor; emptied storage has no address
+            if not any(map(_is_nested, inputs)):
+                for check in self._checks[_is_inference()]:
+                    if check(*inputs):
+                        return all(map(_data_ptr, inputs))  # type: ignore[arg-type]
+        except AttributeError:  # no tensor
+            pass
+        return False
 
     def check_out(self, out: object, inputs: Sequence[object]) -> list[torch.Tensor]:
         """Return the tensors to which results are written.
@@ -203,6 +231,26 @@ class Boundary(NamedTuple):
             if _overlap(one, other):
                 raise InputError(f"{a} shares memory with {b}; pass tensors that do not overlap")
         return tensors
+
+
+def _checks(inputs: Sequence[Endpoint], is_inference: bool) -> list[Callable[..., bool]]:
+    """Return functions that say of all inputs at once whether each is such a tensor, and none is another one.
+
+    They take 0.25 us and 0.07 us for each tensor, :meth:`Endpoint.read` 0.7 us for each. PyTorch's compiled code is
+    guarded by the same object. It compares the keys by which PyTorch's dispatcher chooses kernels: those of the tensor
+    (device, layout, lazy sign, a wrapper, made in inference mode) and of the mode in which the object was made.
+    """
+    if not inputs or not all(one.desc.is_plain for one in inputs):
+        return []
+    found = []
+    for is_made_in_mode in (False, True)[: 1 + is_inference]:
+        with torch.inference_mode(is_made_in_mode):
+            likes = [torch.empty(0, dtype=one.dtype, device="cpu") for one in inputs]
+        with torch.inference_mode(is_inference):
+            sizes: Any = [list(one.dims) for one in inputs]  # PyTorch's stubs know one tensor
+            strides: Any = [list(one.strides) for one in inputs]
+            found.append(guards.TensorGuards(*likes, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check)
+    return found
 
 
 def write_out(target: torch.Tensor, result: torch.Tensor) -> None:

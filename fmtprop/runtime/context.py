@@ -6,13 +6,13 @@ A context serves one run at a time; concurrent runs of a plan use one each and s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
 from math import inf
 from time import perf_counter
 
 import torch
+from torch._C._dynamo import guards
 
 from fmtprop import dnnl
 from fmtprop.errors import PlanError
@@ -28,7 +28,8 @@ from fmtprop.targets.memory import HUGE_PAGE_NBYTES, huge_bytes, view
 #: buffers with another tensor in each run
 _PASSING = (Home.INPUT, Home.OUTPUT, Home.TENSOR)
 
-_NO_CONTEXT = nullcontext()
+#: the allocator of a dense tensor on the CPU, for any default device of the caller, in half of the dispatcher's time
+_empty_strided: Callable[..., torch.Tensor] = guards._empty_strided_cpu  # type: ignore[attr-defined]
 
 
 class Context:
@@ -232,15 +233,21 @@ class Context:
         return self.plan.turn
 
     def _execute(self, *halves: Sequence[Call]) -> None:
-        with as_planned() if self._has_python else _NO_CONTEXT:
-            for calls in halves:
-                for call in calls:
-                    function, a, b, c, d = call
-                    status = function(a, b, c, d)
-                    if status:
-                        self._fail(call, status)
+        if self._has_python:
+            with as_planned():
+                self._make(halves)
+        else:
+            self._make(halves)
         if self._is_asynchronous:
             self._stream.wait()
+
+    def _make(self, halves: Sequence[Sequence[Call]]) -> None:
+        for calls in halves:
+            for call in calls:
+                function, a, b, c, d = call
+                status = function(a, b, c, d)
+                if status:
+                    self._fail(call, status)
 
     def _bind(
         self,
@@ -250,13 +257,17 @@ class Context:
         out: Sequence[torch.Tensor] | None = None,
     ) -> None:
         """Point the external memories at this run's tensors."""
-        for memory, tensor in zip(memories, inputs, strict=True):
+        for index, memory in enumerate(memories):
             if memory is not None:
-                memory.put(tensor)
-        for index, output in enumerate(outputs):
+                memory.put(inputs[index])
+        if out is None:
+            for output in outputs:
+                if output.is_written:
+                    output.memory.put(output.new())
+            return
+        for output, tensor in zip(outputs, out, strict=True):
             if output.is_written:
-                fits = out is not None and output.takes(out[index])
-                output.memory.put(out[index] if out is not None and fits else output.new())
+                output.memory.put(tensor if output.takes(tensor) else output.new())
 
     def _results(self, outputs: Sequence[_Output], out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
         results = []
@@ -359,9 +370,7 @@ class _Output:
     def __init__(self, endpoint: Endpoint, place: Place, is_written: bool, is_made: bool) -> None:
         self.endpoint, self.place, self.is_written, self.is_made = endpoint, place, is_written, is_made
         self.memory = place.memory
-        # gives type and device to new tensors, so the caller's default device does not matter
-        like = torch.empty(0, dtype=endpoint.dtype, device="cpu")
-        self._new = partial(like.new_empty_strided, endpoint.dims, endpoint.strides)
+        self._new = partial(_empty_strided, endpoint.dims, endpoint.strides, endpoint.dtype)
 
     def new(self) -> torch.Tensor:
         """Return a new tensor for the result."""

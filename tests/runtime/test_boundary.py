@@ -302,6 +302,28 @@ def test_a_fitting_input_is_read_where_it_is(two):
     assert not other[1].requires_grad
 
 
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_inputs_of_any_mode_are_read_where_they_are(two, is_inference):
+    _, net, x, z = two
+    boundary = Boundary.of(net.plan)
+    with torch.inference_mode():
+        made_there = [x.clone(), z.clone()]
+    with torch.inference_mode(is_inference):
+        for given in ([x, z], made_there, [x, made_there[1]]):
+            assert all(a is b for a, b in zip(boundary.read(given), given, strict=True))
+            assert right(two, net(*given))
+
+
+def test_one_tensor_may_be_two_inputs():
+    class Product(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x * y
+
+    x = torch.randn(3)
+    net = fp.compile(Product(), (x, x.clone()))
+    assert torch.equal(net(x, x), x * x)
+
+
 def test_a_negated_view_is_read_by_value():
     z = torch.view_as_complex(torch.randn(4, 2)).conj().imag
     assert z.is_neg()
