@@ -222,11 +222,15 @@ def _writing(function: Any) -> _Writing | None:
         # an overload that PyTorch generated from the function computes and then copies
         if read == given and torch.Tag.generated not in other.tags and len(read) < len(other._schema.arguments):
             names = tuple(a.name for a in other._schema.arguments if a.is_out)
-            # the same overload in PyTorch's generated binding takes half the time per call
-            name = function.name().partition("::")[2].partition(".")[0]
-            binding = next(filter(None, (getattr(bindings, name, None) for bindings in _BINDINGS)), None)
+            binding = _binding(function)
             return _Writing(binding if binding is not None and names == ("out",) else other, names)
     return None
+
+
+def _binding(function: Any) -> Any:
+    """Return PyTorch's generated binding of an overload, which takes half of its time per call; None if it has none."""
+    name = function.name().partition("::")[2].partition(".")[0]
+    return next(filter(None, (getattr(bindings, name, None) for bindings in _BINDINGS)), None)
 
 
 #: makes a call of a function on its arguments
@@ -348,6 +352,28 @@ def _filled_places(call: Call) -> Value | None:
     return call.emit("aten", inputs, attrs)
 
 
+#: Python's operators -> the same functions under names with an overload for given memory
+_BITWISE = {
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+    "lshift": "bitwise_left_shift",
+    "rshift": "bitwise_right_shift",
+}
+
+
+def _bitwise(call: Call) -> Value | None:
+    """Emit a function of bits by its own name: by the operator's, a step makes one more tensor, which takes 3 us."""
+    _, name, overload = call.target.split(".")
+    name, other = name.strip("_"), call["other"]
+    types = [call.type(value).dtype for value in (call["self"], other) if isinstance(value, Value)]
+    if isinstance(other, float) or any(dtype.is_floating for dtype in types):
+        return None  # older PyTorch takes a shift of those for a product
+    kind = "Tensor_Scalar" if name.endswith("shift") and overload == "Scalar" else overload
+    attrs, inputs = host_call(f"aten.{_BITWISE[name]}.{kind}", call.args)
+    return call.emit("aten", inputs, attrs)
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -387,6 +413,7 @@ ATEN = OpDef(
         **{f"aten.{name}.default": _scan for name in ("cumsum", "cumprod", "logcumsumexp")},
         **{f"aten.{name}.default": _places for name in ("argmax", "argmin")},
         "aten.masked_fill.Scalar": _filled_places,
+        **{f"aten.__{name}__.{kind}": _bitwise for name in _BITWISE for kind in ("Tensor", "Scalar")},
     },
     samples=samples,
 )

@@ -422,6 +422,23 @@ def test_marked_places_are_a_choice():
     assert sum(getattr(node.attrs, "target", "") == "aten.where.self" for node in net.compilation.imported.nodes()) == 4
 
 
+class Bits(nn.Module):
+    """Python's operators on bits, between several types."""
+
+    def forward(self, x, y, mask):
+        shifts = (x << 2) >> 1, x << (y & 3), y >> (x & 1), (y << 3) | 1
+        return *shifts, x & y, y & 5, x ^ -1, (mask & (y > 0)) | ~mask, mask ^ True, mask & x
+
+
+def test_operators_on_bits_write_to_given_memory():
+    args = torch.randint(-99, 99, (3, 7)), torch.randint(-99, 99, (3, 7), dtype=torch.int8), torch.rand(3, 7) > 0.5
+    net = fp.compile(Bits(), args, policy="propagate")
+    for got, expected in zip(net(*args), Bits()(*args), strict=True):
+        assert got.dtype == expected.dtype and torch.equal(got, expected)
+    calls = [node.attrs.target for node in net.compilation.imported.nodes() if node.op == "aten"]
+    assert len(calls) > 12 and not any("__" in name for name in calls)
+
+
 class Spectrum(nn.Module):
     """Complex numbers between two transforms; calls with and without an overload that writes to given memory."""
 
