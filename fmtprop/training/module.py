@@ -197,6 +197,10 @@ class TrainingModule(nn.Module):
         """Return an attribute of the original that this module lacks."""
         return getattr(self.__dict__["_original"], name)
 
+    def __getitem__(self, index: Any) -> Any:
+        """Return a part of the original, if that has parts by index or name, such as an ``nn.Sequential``."""
+        return self._original[index]
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute of the original, which its forward pass reads, if this module lacks it."""
         if self._has(name):

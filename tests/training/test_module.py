@@ -539,6 +539,15 @@ class Centred(nn.Linear):
         return super().forward(x)
 
 
+def test_parts_by_index_are_those_of_the_original():
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    net = fp.compile(module, None, training=True)
+    assert net[0] is module[0]
+    assert list(net) == list(module)
+    with pytest.raises(TypeError, match="'Linear' object is not subscriptable"):
+        fp.compile(module[0], None, training=True)[0]
+
+
 def test_numbers_of_the_module_are_restored_after_the_example():
     ours, theirs = compiled(Centred(), torch.randn(5, 4))
     assert (ours.calls, ours.is_centred) == (0, False)
