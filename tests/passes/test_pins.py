@@ -103,6 +103,17 @@ def test_sources_come_as_a_pinned_result_is():
     torch.testing.assert_close(net(x), torch.sigmoid(x))
 
 
+def test_readers_may_ask_for_more_formats_than_a_pin_does():
+    class Views(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x[None, ..., 0:2][..., None] + 1.0, F.conv2d(x, torch.ones(16, 16, 3, 3))
+
+    x, pin = torch.randn(3, 16, 12, 12), {"reshape_1.src": "abcd", "slice_1.src": "abdec"}
+    net = fp.compile(Views(), x, policy="optimal", tune="model", pin=pin)
+    assert not lost_pins(net, {"slice_1.src": MemoryDesc((1, 3, 16, 12, 12), tag="abdec")})
+    torch.testing.assert_close(net(x), Views()(x), rtol=1e-4, atol=1e-4)
+
+
 def test_strides_that_interleave_are_left_in_two_steps():
     class Slice(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

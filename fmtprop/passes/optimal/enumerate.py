@@ -74,11 +74,13 @@ class _Enumerator:
             inputs = self.graph.inputs(node.name)
             if node.op != "input" and not any(value in self.found.formats for value in inputs.values()):
                 continue  # constant
-            ways = [c for c in self._distinct(node, inputs, self.known.get(node.name, ())) if self._obeys(node, c)]
+            distinct = self._distinct(node, inputs, self.known.get(node.name, ()))
+            ways = [candidate for candidate in distinct if self._obeys(node, candidate)]
             if not ways:
                 raise UnsupportedOpError(self._complaint(node))
             self.found.ways[node.name] = [Way(node, inputs, candidate, (node.name,)) for candidate in ways]
             self._note_formats(node, inputs, ways)
+            self._note_formats(node, inputs, distinct)  # readers may ask for more than a pin does
             self._fuse(node)
         self.found.detours = self._detours()
         return self.found
