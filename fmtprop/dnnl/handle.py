@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from ctypes import c_void_p
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, length_hint
 from types import TracebackType
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
@@ -30,7 +30,7 @@ def live_handles() -> dict[str, int]:
         Kind, such as ``"memory"`` or ``"primitive"`` -> number alive; kinds without any are absent.
     """
     owners = (thing for thing in gc.get_objects() if issubclass(type(thing), Handle))
-    return dict(Counter(owner.handle_kind for owner in owners if hasattr(owner, "_release")))
+    return dict(Counter(owner.handle_kind for owner in owners if length_hint(getattr(owner, "_alive", ()))))
 
 
 class Handle(Generic[P]):
@@ -49,19 +49,23 @@ class Handle(Generic[P]):
     of times, from any thread; a later use of the handle raises `HandleError`. Objects can be used in ``with``.
     """
 
-    __slots__ = ("__weakref__", "_destroy", "_pointer", "_release")
+    __slots__ = ("__weakref__", "_alive", "_destroy", "_pointers", "_release")
 
     handle_kind: ClassVar[str] = "handle"
 
     def __init__(self, pointer: P | None, destroy: Callable[[P], int]) -> None:
         self._destroy = destroy
-        if pointer is not None:
-            self._own(pointer)
+        self._hold(() if pointer is None else (pointer,))
 
     def _own(self, pointer: P) -> None:
         """Become the owner of a handle; a previous handle must have been closed."""
-        self._pointer = pointer
-        self._release = partial(self._destroy, pointer)
+        self._hold((pointer,))
+
+    def _hold(self, pointers: tuple[P, ...]) -> None:
+        self._pointers = pointers
+        # An iterator is the ownership: it gives its pointer once, whether threads or finalizers of one cycle ask.
+        self._alive = iter(pointers)
+        self._release = partial(next, map(self._destroy, self._alive), None)
 
     @property
     def handle(self) -> P:
@@ -74,21 +78,16 @@ class Handle(Generic[P]):
         """
         if self.closed:
             raise HandleError(f"{self.handle_kind} handle used after close(): create a new {type(self).__name__}")
-        return self._pointer
+        return self._pointers[0]
 
     @property
     def closed(self) -> bool:
         """Whether the native object is gone."""
-        return not hasattr(self, "_release")
+        return not length_hint(self._alive)
 
     def close(self) -> None:
         """Destroy the native object now, if it is still alive."""
-        try:
-            release = self._release
-            del self._release  # atomic: of several threads that close one handle, exactly one comes past this line
-        except AttributeError:
-            return
-        release()
+        self._release()
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be copied or pickled: a copy would be a second owner, or an owner in a process without the object.
@@ -112,7 +111,7 @@ class Handle(Generic[P]):
         self.close()
 
     #: The finalizer runs no Python code: Ctrl-C there would be printed, and lost, for a finalizer can raise nothing.
-    #: Python asks the class for it, gets the attribute of the object, and calls that; a closed object has none.
+    #: Python asks the class for it, gets the attribute of the object, and calls that.
     __del__ = property(attrgetter("_release"))
 
 

@@ -165,6 +165,16 @@ def test_control_c_while_a_handle_is_collected_is_not_lost() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+def test_a_handle_that_was_finalized_is_closed() -> None:
+    """In a cycle, another finalizer may come later, such as that of a generator that stands in `with`."""
+    destroyed: list[object] = []
+    handle: Handle[c_void_p] = Handle(c_void_p(1), destroyed.append)  # type: ignore[arg-type,func-returns-value]
+    handle.__del__()
+    assert handle.closed
+    handle.close()
+    assert len(destroyed) == 1
+
+
 def test_a_failed_constructor_leaves_nothing() -> None:
     before = dnnl.live_handles().get("memory", 0)
     with pytest.raises(DnnlError, match=r"needs a concrete format, not `any`"):
