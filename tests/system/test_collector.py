@@ -20,6 +20,14 @@ def _restored():
     gc.enable()
 
 
+@pytest.fixture
+def _nothing_is_frozen():
+    """The tests' own set-up freezes what it imports."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
 def test_paused_leaves_things_as_they_were():
     with pytest.raises(KeyError), collector.paused():
         assert not gc.isenabled()
@@ -47,6 +55,29 @@ def test_what_was_made_while_it_paused_is_collected():
         assert dead() is not None
         collector.collect_young()
         assert dead() is None
+
+
+@pytest.mark.usefixtures("_nothing_is_frozen")
+def test_older_objects_are_left_to_python():
+    """Garbage of an export is not looked for: a pass over all its objects takes as long as many a compilation."""
+    gc.collect()
+    node = Node()
+    node.itself, dead = node, weakref.ref(node)
+    del node
+    with collector.paused():
+        younger = Node()
+        younger.itself, young = younger, weakref.ref(younger)
+        del younger
+    assert young() is None and dead() is not None and gc.get_freeze_count() == 0
+    gc.collect()
+    assert dead() is None
+
+
+def test_frozen_objects_of_the_caller_stay_frozen():
+    gc.freeze()
+    with collector.paused():
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() > 0 and gc.isenabled()
 
 
 def test_a_compilation_switches_it_on_again():
