@@ -17,8 +17,8 @@ _SECONDS, _RUNS = 5.0, 6
 #: seconds in which a node of a plan is placed and its primitive built (Zen 4, one thread)
 NODE_SECONDS = 1.5e-4
 
-#: seconds to check a distinct implementation, and bytes of weights that are packed in a second (Zen 4, one thread)
-_KIND_SECONDS, _PACKED_NBYTES = 4e-3, 1e9
+#: seconds to check a distinct implementation, and bytes that packing writes in a second (Zen 4, one thread)
+_KIND_SECONDS, _PACKED_NBYTES = 4e-3, 1.2e9
 
 
 class Budget:
@@ -64,17 +64,17 @@ class Budget:
         """Seconds that optional work may still take."""
         return max(0.0, self.total - self._reserve - (self._clock() - self._start))
 
-    def keep(self, *, nodes: int, kinds: int, weights_nbytes: int) -> None:
+    def keep(self, *, nodes: int, kinds: int, packed_nbytes: int) -> None:
         """Keep the time of the stages that cannot be left out: checks, and the packing of weights.
 
         Parameters
         ----------
         nodes, kinds : int
             Nodes of the plan, and distinct implementations among them.
-        weights_nbytes : int
-            Bytes of its weights.
+        packed_nbytes : int
+            Bytes of its constants, and of the results of the nodes that run once on them.
         """
-        self._reserve = NODE_SECONDS * nodes + _KIND_SECONDS * kinds + weights_nbytes / _PACKED_NBYTES
+        self._reserve = NODE_SECONDS * nodes + _KIND_SECONDS * kinds + packed_nbytes / _PACKED_NBYTES
 
     def allows(self, work: str, seconds: float) -> bool:
         """Return whether optional work fits; otherwise it is recorded as left out.

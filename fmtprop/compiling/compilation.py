@@ -138,7 +138,7 @@ class Compilation:
         limited = not options.tuning.is_patient and options.tune_budget is None
         self._budget = Budget(is_limited=limited)
         nodes = _FORMATTED_NODES * len(imported)
-        self._budget.keep(nodes=nodes, kinds=nodes // _NODES_OF_A_KIND, weights_nbytes=weights_nbytes(imported))
+        self._budget.keep(nodes=nodes, kinds=nodes // _NODES_OF_A_KIND, packed_nbytes=2 * weights_nbytes(imported))
         self.left_out: Mapping[str, str] = self._budget.left_out
         #: how often plans were made anew around primitives that give a wrong answer
         self._rerouted = 0

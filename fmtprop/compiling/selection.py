@@ -21,7 +21,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.passes.optimal import Certificate
 from fmtprop.runtime.build import Draft
-from fmtprop.runtime.constants import ConstantStore
+from fmtprop.runtime.constants import ConstantStore, packed_nbytes
 from fmtprop.runtime.dummy_weights import runs_on_any_numbers, with_dummy_weights
 from fmtprop.store import Store, key_of
 from fmtprop.targets.executable import Provider
@@ -194,7 +194,7 @@ class Selection:
         """Return the plans to be run against each other, the choice by cost first; none that costs far more."""
         graph, self._budget.run = rivals.best.graph, rivals.expected(rivals.best)
         kinds = len({id(node.choice.handle) for node in graph.nodes() if node.choice is not None})
-        self._budget.keep(nodes=len(graph), kinds=kinds, weights_nbytes=weights_nbytes(self._normal))
+        self._budget.keep(nodes=len(graph), kinds=kinds, packed_nbytes=packed_nbytes(graph))
         if not self._budget.allows(_RACE, self._seconds_of_race(rivals.best, 2)):
             return [rivals.best]
         best, *others = rivals.field(whole=self._patient)

@@ -85,6 +85,13 @@ def computed_nodes(graph: Graph) -> set[str]:
     return graph.dependents(node.name for node in graph.nodes() if node.op == "input" or is_in_place(node))
 
 
+def packed_nbytes(graph: Graph) -> int:
+    """Return the bytes that packing writes: constants, and the results of the nodes that run once on them."""
+    computed = computed_nodes(graph)
+    once = [node for node in graph.nodes() if node.name not in computed and not is_view(graph, node.name)]
+    return sum(desc.nbytes for node in once for desc in node.descs)
+
+
 def is_indifferent(node: Node) -> bool:
     """Return whether a formatted node takes equally long for any numbers, and its results may be any bytes."""
     choice = node.choice
