@@ -22,6 +22,7 @@ from fmtprop.ir.verify import Stage
 from fmtprop.layout import DataType
 from fmtprop.passes.base import Observer, Pass, Pipeline
 from fmtprop.passes.fuse_post_ops import FusePostOps
+from fmtprop.passes.keep_scores import KeepScores
 from fmtprop.passes.mark_exact import MarkExact
 from fmtprop.passes.pair_max_poolings import PairMaxPoolings
 from fmtprop.passes.pipeline import NORMALISE
@@ -88,7 +89,7 @@ def normalise(
             stacklevel=5,
         )
         return normal, "f32"
-    lowered = LowerPrecision(DataType.BF16).run(normal)
+    lowered = KeepScores().run(LowerPrecision(DataType.BF16).run(normal))
     if observer is not None:
         observer(LowerPrecision.name, lowered)
     return lowered, "bf16"

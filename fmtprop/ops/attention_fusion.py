@@ -5,6 +5,7 @@ Owns the pattern of attention. Must not know whether the fusion pays: the choice
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import torch
@@ -50,7 +51,7 @@ def attention(graph: Graph, node: Node) -> Fused | None:
     # the gradient of a softmax has the same attributes
     if softmax is None or softmax.op != "softmax" or softmax.post_ops:
         return None
-    if softmax.attrs != Softmax(node.results[0].ndim - 1):
+    if not isinstance(softmax.attrs, Softmax) or replace(softmax.attrs, dtype="") != Softmax(node.results[0].ndim - 1):
         return None
     found = Scores(graph)
     product = found.product(graph.inputs(softmax.name)["src"])

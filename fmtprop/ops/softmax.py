@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.exporting import Onnx
+from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Cost, Reads, each_image_across_axis
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
+from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType
 from fmtprop.ops.building import Ready, Tensors, is_native, normalised_axis, primitive_of
 from fmtprop.ops.reorder import converted
 
@@ -34,6 +36,8 @@ class Softmax(Attrs):
         The axis along which the results (their exponentials, for ``"log"``) add up to 1, from 0.
     alg : {"accurate", "log"}
         oneDNN's algorithm name without ``softmax_``.
+    dtype : str
+        Data type of the result; empty keeps the source's.
 
     References
     ----------
@@ -42,8 +46,11 @@ class Softmax(Attrs):
 
     axis: int
     alg: str = "accurate"
+    dtype: str = ""
 
     def __post_init__(self) -> None:
+        if self.dtype:
+            DataType.from_any(self.dtype)
         if self.alg not in ALGORITHMS:
             raise ShapeError(f"softmax has no algorithm {self.alg!r}; it has {', '.join(ALGORITHMS)}")
         if self.axis < 0:
@@ -54,21 +61,24 @@ class Softmax(Attrs):
 
 
 def infer(attrs: Softmax, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
-    """Return the type of src."""
+    """Return the type of src, in the wanted data type."""
     src = types["src"]
     if attrs.axis >= src.ndim:
         raise ShapeError(f"src has {src.ndim} dimensions, so there is no axis {attrs.axis} for softmax")
-    return (src,)
+    return (src.with_dtype(DataType.from_any(attrs.dtype)) if attrs.dtype else src,)
 
 
 def reference(attrs: Softmax, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch."""
     function = F.log_softmax if attrs.alg == "log" else F.softmax
-    return (function(tensors["src"], dim=attrs.axis),)
+    dst = function(tensors["src"], dim=attrs.axis)
+    return (dst.to(torch_dtype(DataType.from_any(attrs.dtype))) if attrs.dtype else dst,)
 
 
 def operator(attrs: Softmax, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
-    """Return PyTorch's operator for it, which writes its result to a tensor."""
+    """Return PyTorch's operator for it, which writes its result to a tensor of the source's data type."""
+    if results[0].dtype is not tensors["src"].dtype:
+        return None
     function = torch.log_softmax if attrs.alg == "log" else torch.softmax
     return partial(function, tensors["src"], attrs.axis, out=results[0])
 
@@ -91,6 +101,14 @@ def _softmax(alg: str) -> Importer:
         return call.emit("softmax", {"src": src}, Softmax(axis, alg))
 
     return importer
+
+
+# ---------------------------------------------------------------- ONNX
+
+
+def _write(attrs: Softmax, w: Writing, operands: Mapping[str, str]) -> str:
+    dst = w("LogSoftmax" if attrs.alg == "log" else "Softmax", operands["src"], axis=attrs.axis)
+    return w.cast(dst, attrs.dtype) if attrs.dtype else dst
 
 
 # ---------------------------------------------------------------- samples and declaration
@@ -131,9 +149,5 @@ SOFTMAX = OpDef(
         "aten._log_softmax.default": _softmax("log"),
         "aten.special_log_softmax.default": _softmax("log"),
     },
-    onnx=Onnx(
-        lambda attrs, w, operands: w(
-            "LogSoftmax" if attrs.alg == "log" else "Softmax", operands["src"], axis=attrs.axis
-        )
-    ),
+    onnx=Onnx(_write),
 )

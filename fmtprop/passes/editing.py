@@ -109,6 +109,22 @@ def shown(graph: Graph, value: Value) -> Node:
     return node
 
 
+def way_from_compute(graph: Graph, value: Value) -> list[Node]:
+    """Return a value's compute-intensive op and the views between, if these can write f32: nothing else reads them."""
+    path: list[Node] = []
+    while graph.reader_count(value) == 1 and value.index == 0:
+        node = graph.node(value.node)
+        path.append(node)
+        category = None if node.is_boundary else opdef(node.op).category
+        if category is Category.COMPUTE:
+            # a sum adds into the residual's own buffer, which has the narrow type; so has the state of a layer
+            return path if node.residual is None and len(node.results) == 1 else []
+        if category is not Category.VIEW:
+            return []
+        value = graph.inputs(node.name)["src"]
+    return []
+
+
 def bypass(graph: Graph, node: Node, values: Sequence[Value]) -> None:
     """Make the readers of a node's results read other values instead, and remove the node."""
     for index, value in enumerate(values):

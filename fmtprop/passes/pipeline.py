@@ -17,6 +17,7 @@ from fmtprop.passes.fold_padding import FoldPadding
 from fmtprop.passes.fuse_post_ops import FusePostOps
 from fmtprop.passes.join_additions import JoinAdditions
 from fmtprop.passes.join_writes import JoinWrites
+from fmtprop.passes.keep_scores import KeepScores
 from fmtprop.passes.mark_exact import MarkExact
 from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.passes.pair_max_poolings import PairMaxPoolings
@@ -68,6 +69,8 @@ NORMALISE: tuple[Pass, ...] = (
     NestConcats(),
     # before fusion: an op that loses special values is no post-op of a node that must keep them
     MarkExact(),
-    # last: a fused op matches no pattern any more
+    # a fused op matches no pattern any more
     FusePostOps(),
+    # last, since post-ops are a part of the scores
+    KeepScores(),
 )

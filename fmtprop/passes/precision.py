@@ -13,7 +13,7 @@ from fmtprop.layout import DataType
 from fmtprop.ops.attention import Attention
 from fmtprop.ops.building import emit
 from fmtprop.ops.reorder import Reorder
-from fmtprop.passes.editing import shown, unused_name
+from fmtprop.passes.editing import shown, unused_name, way_from_compute
 from fmtprop.passes.few_rows import is_of_few_rows
 
 
@@ -202,27 +202,12 @@ class _Conversion:
         for (value, dtype), cast in self.casts.items():
             if dtype is not DataType.F32:
                 continue
-            path = self._way_from_compute(value)
+            path = way_from_compute(self.out, value)
             for node in path:
                 self.out.replace(node.with_(results=(node.results[0].with_dtype(dtype), *node.results[1:])))
             if path:
                 self.out.replace_uses(cast, value)
                 self.out.remove(cast.node)
-
-    def _way_from_compute(self, value: Value) -> list[Node]:
-        """Return a value's compute-intensive op and the views between, if they have no other reader."""
-        path: list[Node] = []
-        while self.out.reader_count(value) == 1 and value.index == 0:
-            node = self.out.node(value.node)
-            path.append(node)
-            category = None if node.is_boundary else opdef(node.op).category
-            if category is Category.COMPUTE:
-                # a sum adds into the residual's own buffer, which has the narrow type; so has the state of a layer
-                return path if node.residual is None and len(node.results) == 1 else []
-            if category is not Category.VIEW:
-                return []
-            value = self.out.inputs(node.name)["src"]
-        return []
 
 
 def _positions(graph: Graph) -> set[Value]:

@@ -122,7 +122,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "softmax", "aten::_softmax",
-        lambda attrs, dims: isinstance(attrs, Softmax) and attrs.alg == "accurate",
+        lambda attrs, dims: isinstance(attrs, Softmax) and attrs.alg == "accurate" and not attrs.dtype,
         lambda attrs, names: lambda src: torch.softmax(src, attrs.axis),
     ),
     Rule(
