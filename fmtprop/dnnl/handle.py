@@ -6,12 +6,12 @@ Owns the lifetime of handles; must not know the purpose of any handle.
 from __future__ import annotations
 
 import atexit
-import gc
-from collections import Counter
+import itertools
+from collections import defaultdict
 from collections.abc import Callable
 from ctypes import c_void_p
 from functools import partial
-from operator import attrgetter, length_hint
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
@@ -19,6 +19,13 @@ from fmtprop.errors import HandleError
 
 P = TypeVar("P", bound=c_void_p)
 S = TypeVar("S", bound="Handle[Any]")
+
+# Kind -> key -> pointer of every living handle. A key here *is* the ownership: `dict.pop` is atomic, so if two threads
+# (or a thread and the garbage collector) close one handle, exactly one of them destroys it.
+_ALIVE: defaultdict[str, dict[int, Any]] = defaultdict(dict)
+_KEYS = itertools.count()
+#: key of an owner without a handle
+_NOTHING = -1
 
 
 def live_handles() -> dict[str, int]:
@@ -29,8 +36,7 @@ def live_handles() -> dict[str, int]:
     dict
         Kind, such as ``"memory"`` or ``"primitive"`` -> number alive; kinds without any are absent.
     """
-    owners = (thing for thing in gc.get_objects() if issubclass(type(thing), Handle))
-    return dict(Counter(owner.handle_kind for owner in owners if length_hint(getattr(owner, "_alive", ()))))
+    return {kind: len(alive) for kind, alive in list(_ALIVE.items()) if alive}
 
 
 class Handle(Generic[P]):
@@ -49,23 +55,25 @@ class Handle(Generic[P]):
     of times, from any thread; a later use of the handle raises `HandleError`. Objects can be used in ``with``.
     """
 
-    __slots__ = ("__weakref__", "_alive", "_destroy", "_pointers", "_release")
+    __slots__ = ("__weakref__", "_alive", "_destroy", "_key", "_release")
 
     handle_kind: ClassVar[str] = "handle"
 
     def __init__(self, pointer: P | None, destroy: Callable[[P], int]) -> None:
         self._destroy = destroy
-        self._hold(() if pointer is None else (pointer,))
+        self._alive: dict[int, P] = _ALIVE[self.handle_kind]
+        self._release: Callable[[], object]
+        if pointer is None:
+            self._key, self._release = _NOTHING, int  # which does nothing
+        else:
+            self._own(pointer)
 
     def _own(self, pointer: P) -> None:
         """Become the owner of a handle; a previous handle must have been closed."""
-        self._hold((pointer,))
-
-    def _hold(self, pointers: tuple[P, ...]) -> None:
-        self._pointers = pointers
-        # An iterator is the ownership: it gives its pointer once, whether threads or finalizers of one cycle ask.
-        self._alive = iter(pointers)
-        self._release = partial(next, map(self._destroy, self._alive), None)
+        self._key = key = next(_KEYS)
+        self._alive[key] = pointer
+        # takes the pointer from the living ones and destroys it, once, without Python code
+        self._release = partial(next, map(self._destroy, map(self._alive.pop, (key,))), None)
 
     @property
     def handle(self) -> P:
@@ -76,14 +84,17 @@ class Handle(Generic[P]):
         HandleError
             If this object was closed.
         """
-        if self.closed:
-            raise HandleError(f"{self.handle_kind} handle used after close(): create a new {type(self).__name__}")
-        return self._pointers[0]
+        try:
+            return self._alive[self._key]
+        except KeyError:
+            raise HandleError(
+                f"{self.handle_kind} handle used after close(): create a new {type(self).__name__}"
+            ) from None
 
     @property
     def closed(self) -> bool:
         """Whether the native object is gone."""
-        return not length_hint(self._alive)
+        return self._key not in self._alive
 
     def close(self) -> None:
         """Destroy the native object now, if it is still alive."""
