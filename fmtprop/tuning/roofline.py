@@ -43,8 +43,8 @@ _EFFICIENCY = (
     ("jit_bf16_1x1", (0.85, 0.85, 0.85)),
     ("jit_bf16", (0.80, 0.35, 0.01)),
     ("jit", (0.80, 0.35, 0.02)),  # each group is padded to a block of channels
-    ("gemm", (0.33, 0.33, 0.007)),
-    ("x64:gemm", (0.33, 0.33, 0.007)),
+    ("gemm", (0.55, 0.33, 0.007)),
+    ("x64:gemm", (0.55, 0.33, 0.007)),
 )
 _OTHER = (0.5, 0.5, 0.2)
 
@@ -68,12 +68,17 @@ _GENERAL_TAIL = {"simple": 500.0, "costly": 2000.0, "operand": 4500.0}
 #: the same after the gradient of a convolution that serves as a deconvolution: 38, 65 and 66 ns; 3 ns for a bias
 _GRADIENT_TAIL = {"simple": 3800.0, "costly": 6500.0, "operand": 6500.0, "bias": 300.0}
 
-#: operations per number that the gradient of a convolution adds up by a general product: each position's window, for
-#: each channel of the result. 0.9 to 1.7 ns for 1 to 12 channels (v3.2, f32, one core)
-_GENERAL_WINDOW = 120.0
+#: operations per number that a convolution by a general product gathers for it: each position's window. 0.5 to 0.8 ns
+#: (v3.2, f32, one core)
+_GATHERED = 60.0
 
-#: part of its speed that the kernel of blocks reaches as the gradient of a convolution (v3.2, few channels)
-_GRADIENT_SHARE = 0.25
+#: operations per number that the gradient of a convolution adds up by a general product: each position's window, for
+#: each channel of the result. 0.9 to 1.7 ns for 1 to 12 channels (v3.2, f32, one core); and the share of the peak at
+#: which it makes these numbers
+_GENERAL_WINDOW, _GENERAL_GRADIENT = 120.0, 0.8
+
+#: part of its speed that the kernel of blocks reaches as the gradient of a convolution (v3.2)
+_GRADIENT_SHARE = 0.75
 
 #: operations per element of an element-wise function where a kernel of the project's own does it
 _KERNEL_OPERATIONS = 6.0
@@ -122,8 +127,8 @@ _PYTORCH_COSTLY_SHARE, _PYTORCH_TAIL_SHARE = 0.3, 0.7
 #: share up to which an operator takes several passes: it computes in f32, so narrower numbers do not make it faster
 _PYTORCH_PASSES_SHARE = 0.3
 
-#: the same of deconvolutions (25 small ones, torch 2.13)
-_PYTORCH_TRANSPOSED_SHARE = 0.12
+#: share of the peak that the products of its deconvolutions reach (70 random ones, torch 2.13)
+_PYTORCH_TRANSPOSED_SHARE = 0.25
 
 #: operators in a row, where an op has none of its own
 _PYTORCH_SEVERAL = 4
@@ -192,17 +197,23 @@ class ModelCosts:
             if self._lanes > _AVX2_LANES and candidate.impl.endswith(":avx2"):
                 reached *= _AVX2_LANES / self._lanes
             products = _products(linear, src, weights, out)
-            if linear.transposed and candidate.impl.removeprefix(AS_GRADIENT).startswith("brg"):
+            if out is sizes[0] and _is_by_vectors(candidate.impl, linear, src, weights, out):
                 # to 1, 3, 8 or 16 channels, all take as long with vectors of 16
                 lanes = _AVX2_LANES if candidate.impl.endswith(":avx2") else self._lanes
                 products *= -(-out.dims[1] // lanes) * lanes / out.dims[1]
             if candidate.impl.startswith(f"{AS_GRADIENT}jit"):  # it computes whole blocks of weights
-                reached *= _GRADIENT_SHARE * prod(weights.dims) / prod(weights.padded_dims)
+                products = 2.0 * linear.products(src.dims, weights.dims, out.dims)
+                products *= prod(weights.padded_dims) / prod(weights.dims) / _GRADIENT_SHARE
+            elif linear.transposed and _is_general(candidate.impl):
+                reached = _GENERAL_GRADIENT
             arithmetic = products / (peak * reached)
             if candidate.impl.startswith(AS_GRADIENT) and "bias" in operands:
                 arithmetic += _GRADIENT_TAIL["bias"] * prod(sizes[0].dims) / peak
             if linear.transposed and _is_general(candidate.impl):
                 arithmetic += _GENERAL_WINDOW * _added(linear, src, weights, out) / peak
+            elif linear.windowed and _is_general(candidate.impl) and _shape(linear, src, weights) != 1:
+                gathered = linear.products(src.dims, weights.dims, out.dims) / weights.dims[-src.ndim]
+                arithmetic += _GATHERED * gathered / peak
             if _says(candidate, "moves_freely"):  # a kernel of few rows
                 arithmetic, moved = 0.0, moved * _FEW_ROWS_SHARE
             elif candidate.impl.startswith("brg") and _is_transposed(linear, weights):
@@ -247,7 +258,8 @@ class ModelCosts:
         pace = self._cached if dst.nbytes <= self._cache_nbytes else self._memory
         for post_op in node.post_ops:
             share = _PYTORCH_COSTLY_SHARE if _operations(post_op.op, post_op.attrs) > 1 else _PYTORCH_TAIL_SHARE
-            seconds += 2 * dst.nbytes * pace / share
+            arithmetic = opdef(post_op.op).cost.by_pytorch(post_op.attrs) * prod(dst.dims) / (peak * _POINTWISE_SHARE)
+            seconds += max(arithmetic, 2 * dst.nbytes * pace / share)
         calls = 1 if declaration.operator is not None else _PYTORCH_SEVERAL
         # it wakes its threads like any call, and Python's call is extra
         return self.peaks.call + (calls + len(node.post_ops)) * _PYTORCH_CALL_SECONDS + seconds
@@ -368,6 +380,12 @@ def _filled(impl: str, lanes: int, linear: Linear, src: MemoryDesc, weights: Mem
     blocked = bool(src.inner_blocks)
     halves = (shares[blocked] * lanes for start, shares in _HALF if impl.startswith(start))
     return channels / (channels + next(halves, _HALF_BY_CALLS))
+
+
+def _is_by_vectors(impl: str, linear: Linear, src: MemoryDesc, weights: MemoryDesc, dst: MemoryDesc) -> bool:
+    """Return whether a convolution by windows computes whole vectors of channels, more than dst has room for."""
+    is_window = linear.windowed and weights.ndim == dst.ndim and _shape(linear, src, weights) == 0
+    return is_window and not dst.inner_blocks and impl.removeprefix(AS_GRADIENT).startswith(("brg", "jit"))
 
 
 def _is_general(impl: str) -> bool:

@@ -213,6 +213,33 @@ def test_whole_vectors_of_channels_are_computed() -> None:
     assert cost(16, vectors, "acdb") < cost(16, "conv:any+x64:gemm:jit", "abcd")
 
 
+def test_kernels_of_vectors_compute_whole_ones_in_convolutions_too() -> None:
+    """64 to 1 channels, 3x3, on 256x256: 12 ms with vectors of 16, 8.8 of 8, 26 by a general product, which gathers."""
+    costs = ModelCosts(PEAKS, 100 << 20, lanes=16)
+
+    def cost(outputs: int, impl: str, tag: str) -> float:
+        src, dst = MemoryDesc((1, 64, 256, 256), "f32", tag=tag), MemoryDesc((1, outputs, 256, 256), "f32", tag=tag)
+        node = Node("conv", "convolution", Conv.make(2, pad_l=1), (TensorType(dst.dims, DataType.F32),))
+        operands = {"src": src, "weights": MemoryDesc((outputs, 64, 3, 3), "f32")}
+        return costs.node(node, Candidate("", impl, operands, (dst,)))
+
+    for impl in ("brgconv:avx512_core", "jit:avx512_core"):
+        assert cost(1, impl, "acdb") == pytest.approx(cost(16, impl, "acdb"), rel=0.1)
+        assert cost(1, impl, "acdb") < cost(1, "x64:gemm:jit", "abcd") < 5 * cost(1, impl, "acdb")
+
+
+def test_pytorch_deconvolves_into_channels_last() -> None:
+    """2 to 384 channels, 6x6, stride 2, from 16x16: 1.3 ms into rows, 0.6 into channels-last."""
+    node = Node("deconv", "deconvolution", Deconv.make(2, 2, pad_l=2), (TensorType((1, 384, 32, 32), DataType.F32),))
+
+    def cost(tag: str) -> float:
+        src, dst = MemoryDesc((1, 2, 16, 16), "f32", tag=tag), MemoryDesc((1, 384, 32, 32), "f32", tag=tag)
+        operands = {"src": src, "weights": MemoryDesc((384, 2, 6, 6), "f32")}
+        return COSTS.node(node, Candidate("", "torch", operands, (dst,), handle=ReferenceImplementation("torch")))
+
+    assert 1.5 < cost("abcd") / cost("acdb") < 3
+
+
 def test_a_pooling_by_plain_loops_takes_longer_in_bf16() -> None:
     """RAFT's correlations, 1280 images of one channel: 4.8 ms in f32 by oneDNN, 12.7 in bf16, 3 by PyTorch."""
 
