@@ -201,7 +201,7 @@ class OneDnnTarget(Provider):
         except (FormatError, ShapeError):  # this implementation's formats have no name in the op's dims
             return None
         for name, desc in request.items():
-            if desc.kind == "blocked" and formats.get(name) == desc.at_start():
+            if desc.kind == "blocked" and name in formats and _is_native_form(formats[name], desc.at_start()):
                 formats[name] = desc
         tail |= slopes
         # a gradient is of the same kind as its op, and oneDNN has one kind for all recurrent layers
@@ -246,6 +246,11 @@ class _Answers:
                 self._known.append(candidate)
             yield self._known[index]
             index += 1
+
+
+def _is_native_form(native: MemoryDesc, desc: MemoryDesc) -> bool:
+    """Return whether oneDNN is given a format so: a stride without effect may be another one."""
+    return native == desc or (native.dims == desc.dims and native == dnnl.NativeDesc.from_desc(desc).desc)
 
 
 def _kernel_of(node: Node) -> Kernel | None:

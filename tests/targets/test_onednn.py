@@ -606,3 +606,6 @@ def test_one_row_of_a_block_is_read_only_where_there_is_a_reorder():
     column = MemoryDesc((2, 4), "f32", strides=(64, 128), inner_blocks=((1, 16),), padded_dims=(2, 16))
     assert can_be_read(whole, OneDnnTarget()) and can_be_read(row, OneDnnTarget())
     assert not can_be_read(column, OneDnnTarget()), "oneDNN's API cannot create it"
+    node = Node("reorder", "reorder", Reorder(), (TensorType((1, 4), "f32"),))
+    (found, *_) = OneDnnTarget().candidates(node, {"src": row, "dst": MemoryDesc((1, 4), "f32")})
+    assert found.operands == {"src": row}
