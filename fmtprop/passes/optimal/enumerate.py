@@ -79,8 +79,7 @@ class _Enumerator:
             if not ways:
                 raise UnsupportedOpError(self._complaint(node))
             self.found.ways[node.name] = [Way(node, inputs, candidate, (node.name,)) for candidate in ways]
-            self._note_formats(node, inputs, ways)
-            self._note_formats(node, inputs, distinct)  # readers may ask for more than a pin does
+            self._note_formats(node, inputs, (*ways, *distinct))  # readers may ask for more than a pin does
             self._fuse(node)
         self.found.detours = self._detours()
         return self.found
