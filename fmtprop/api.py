@@ -287,10 +287,6 @@ def compile_graph(
     shapes : Shapes, optional
         The model's plans for other shapes. This one takes their weights and choices if possible.
 
-    Returns
-    -------
-    CompiledModel
-
     Raises
     ------
     GraphError, PlanError, UnsupportedOpError

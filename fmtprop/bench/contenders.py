@@ -120,10 +120,6 @@ def contender(name: str, options: Options | None = None) -> Contender:
     options : Options, optional
         Options of ``"fmtprop"``; a variant changes them.
 
-    Returns
-    -------
-    Contender
-
     Raises
     ------
     FmtpropError

@@ -59,10 +59,6 @@ class Environment:
         versions : mapping of str to str, optional
             Versions of further libraries, in addition to Python's and torch's.
 
-        Returns
-        -------
-        Environment
-
         Examples
         --------
         >>> Environment.capture(threads=2).threads

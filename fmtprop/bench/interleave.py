@@ -240,10 +240,6 @@ def entry_of(name: str, agreement: Agreement, times: Mapping[str, Sequence[float
         Milliseconds of all timed contenders, one per round.
     reference : str
         Contender that is the reference of speed-ups.
-
-    Returns
-    -------
-    Entry
     """
     if name not in times:
         return Entry(name, agreement, (), None, None)

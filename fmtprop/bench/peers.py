@@ -265,10 +265,6 @@ def peer(name: str) -> Peer:
     name : str
         A key of ``PEERS``.
 
-    Returns
-    -------
-    Peer
-
     Raises
     ------
     FmtpropError

@@ -22,10 +22,6 @@ def benchmark_text(benchmark: Benchmark) -> str:
     ----------
     benchmark : Benchmark
         The result.
-
-    Returns
-    -------
-    str
     """
     table = Table(title=f"median of {benchmark.rounds} rounds, quartiles in brackets")
     for column in ("runtime", "ms per run", f"speed-up over {benchmark.reference}", "error"):

@@ -281,10 +281,6 @@ class CompiledModel(Serving):
         repeats : int
             Runs over which each step's median is taken.
 
-        Returns
-        -------
-        Report
-
         Raises
         ------
         InputError

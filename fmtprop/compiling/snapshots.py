@@ -74,10 +74,6 @@ def snapshots(
     passes : bool
         True for the imported graph and the graph after every pass, in order; False for only the last graph.
 
-    Returns
-    -------
-    list of Snapshot
-
     Raises
     ------
     FmtpropError

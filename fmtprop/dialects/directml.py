@@ -271,10 +271,6 @@ class BufferTensor:
         md : MemoryDesc
             Plain; strides are kept as they are.
 
-        Returns
-        -------
-        BufferTensor
-
         Raises
         ------
         FormatError

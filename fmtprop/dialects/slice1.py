@@ -229,10 +229,6 @@ class Slice1:
         md : MemoryDesc
             Descriptor of the input.
 
-        Returns
-        -------
-        bool
-
         Raises
         ------
         ShapeError
@@ -257,10 +253,6 @@ class Slice1:
             Sizes of the input.
         slices : sequence of slice
             One per leading dimension; the others are taken whole. A step may be negative.
-
-        Returns
-        -------
-        Slice1
 
         Raises
         ------

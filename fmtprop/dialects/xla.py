@@ -88,10 +88,6 @@ class Shape:
         number : int
             0 to N-1; negative numbers count from the end, -1 is N-1.
 
-        Returns
-        -------
-        int
-
         Raises
         ------
         ShapeError
@@ -125,12 +121,7 @@ class Shape:
         return self.layout.linearize(values, self.element_type)
 
     def to_memory_desc(self) -> MemoryDesc:
-        """Return the descriptor of an array of this shape (see :meth:`Layout.to_memory_desc`).
-
-        Returns
-        -------
-        MemoryDesc
-        """
+        """Return the descriptor of an array of this shape (see :meth:`Layout.to_memory_desc`)."""
         return self.layout.to_memory_desc(self)
 
     @classmethod
@@ -141,10 +132,6 @@ class Shape:
         ----------
         md : MemoryDesc
             Plain.
-
-        Returns
-        -------
-        Shape
         """
         layout = Layout.from_memory_desc(md)
         return cls(md.dtype, md.dims, layout)
@@ -229,10 +216,6 @@ class IndexUtil:
         index : sequence of int
             One index per dimension.
 
-        Returns
-        -------
-        int
-
         Raises
         ------
         ShapeError
@@ -250,10 +233,6 @@ class IndexUtil:
             Shape with layout.
         linear_index : int
             Position in elements.
-
-        Returns
-        -------
-        tuple of int
 
         Raises
         ------

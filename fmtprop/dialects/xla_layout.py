@@ -97,10 +97,6 @@ class Layout:
         ----------
         rank : int
             Number of dimensions.
-
-        Returns
-        -------
-        Layout
         """
         return cls(range(check_dims((rank,), "rank")[0] - 1, -1, -1))
 
@@ -184,10 +180,6 @@ class Layout:
         md : MemoryDesc
             Plain. Gaps between its strides become padded dimensions without a padding value.
 
-        Returns
-        -------
-        Layout
-
         Raises
         ------
         FormatError
@@ -219,10 +211,6 @@ class Layout:
         ----------
         dims : sequence of int
             Sizes of the array.
-
-        Returns
-        -------
-        Geometry
 
         Raises
         ------

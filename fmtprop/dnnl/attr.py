@@ -75,25 +75,12 @@ class PostOps(Handle[_abi.dnnl_post_ops_t]):
             Such as ``"eltwise_relu"``.
         alpha, beta : float
             Meaning depends on the algorithm.
-
-        Returns
-        -------
-        PostOps
         """
         status = lib().post_ops_append_eltwise(self.handle, algorithm(alg), alpha, beta)
         return self._appended("eltwise", status, PostOp("eltwise", alg, (alpha, beta)))
 
     def append_sum(self, scale: float = 1.0) -> PostOps:
-        """Append ``dst = result + scale * old dst``.
-
-        Parameters
-        ----------
-        scale : float
-
-        Returns
-        -------
-        PostOps
-        """
+        """Append ``dst = result + scale * old dst``."""
         status = lib().post_ops_append_sum(self.handle, scale, 0, _UNDEF)
         return self._appended("sum", status, PostOp("sum", values=(scale,)))
 
@@ -106,10 +93,6 @@ class PostOps(Handle[_abi.dnnl_post_ops_t]):
             Such as ``"binary_add"``.
         src1 : NativeDesc
             At execution it is argument ``Arg.ATTR_MULTIPLE_POST_OP(i) | Arg.SRC_1``.
-
-        Returns
-        -------
-        PostOps
         """
         status = lib().post_ops_append_binary(self.handle, algorithm(alg), src1.handle)
         return self._appended("binary", status, PostOp("binary", alg, src1=src1))
@@ -122,10 +105,6 @@ class PostOps(Handle[_abi.dnnl_post_ops_t]):
         mask : int
             Bit i set: one slope per index of axis i. At execution the slopes (f32, plain) are argument
             ``Arg.ATTR_MULTIPLE_POST_OP(i) | Arg.WEIGHTS``.
-
-        Returns
-        -------
-        PostOps
         """
         status = lib().post_ops_append_prelu(self.handle, mask)
         return self._appended("prelu", status, PostOp("prelu", values=(mask,)))
@@ -148,10 +127,6 @@ class PostOps(Handle[_abi.dnnl_post_ops_t]):
         kernel, stride, padding_l : int
             Same in both spatial axes. Weights and bias are arguments ``Arg.ATTR_POST_OP_DW | Arg.WEIGHTS`` and
             ``Arg.ATTR_POST_OP_DW | Arg.BIAS``.
-
-        Returns
-        -------
-        PostOps
         """
         bias = _UNDEF if bias_dtype is None else data_type(bias_dtype)
         int64_array((kernel, stride, padding_l), "depthwise kernel, stride and padding")

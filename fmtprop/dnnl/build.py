@@ -33,10 +33,6 @@ def create(desc: MemoryDesc) -> _abi.dnnl_memory_desc_t:
     desc : MemoryDesc
         Any kind but opaque.
 
-    Returns
-    -------
-    dnnl_memory_desc_t
-
     Raises
     ------
     ShapeError

@@ -72,14 +72,6 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
     def from_desc(cls, desc: MemoryDesc) -> NativeDesc:
         """Return the native descriptor of a MemoryDesc; equal descs share one descriptor.
 
-        Parameters
-        ----------
-        desc : MemoryDesc
-
-        Returns
-        -------
-        NativeDesc
-
         Raises
         ------
         ShapeError
@@ -161,10 +153,6 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
         permutation : sequence of int
             As in ``dnnl_memory_desc_permute_axes``.
 
-        Returns
-        -------
-        NativeDesc
-
         Raises
         ------
         ShapeError
@@ -188,10 +176,6 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
         dims : sequence of int
             Same number of elements.
 
-        Returns
-        -------
-        NativeDesc
-
         Raises
         ------
         DnnlError
@@ -209,10 +193,6 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
         ----------
         dims, offsets : sequence of int
             Extent and start of the region, per axis.
-
-        Returns
-        -------
-        NativeDesc
 
         Raises
         ------
@@ -250,16 +230,7 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
 
 
 def layout_name(native: NativeDesc) -> str:
-    """Return the format as benchdnn writes it: a tag, ``any``, strides such as ``8x1``, or ``opaque``.
-
-    Parameters
-    ----------
-    native : NativeDesc
-
-    Returns
-    -------
-    str
-    """
+    """Return the format as benchdnn writes it: a tag, ``any``, strides such as ``8x1``, or ``opaque``."""
     fields = native.fields
     if fields.format_kind == ANY:
         return "any"
@@ -291,10 +262,6 @@ def adopt_const(pointer: _abi.dnnl_memory_desc_t | None) -> NativeDesc | None:
     ----------
     pointer : dnnl_memory_desc_t or None
         Borrowed pointer, as ``dnnl_primitive_desc_query_md`` returns it.
-
-    Returns
-    -------
-    NativeDesc or None
     """
     if not pointer:
         return None

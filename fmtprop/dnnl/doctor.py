@@ -108,12 +108,7 @@ class Diagnosis:
         return asdict(self)
 
     def to_text(self) -> str:
-        """Return the report that the command prints.
-
-        Returns
-        -------
-        str
-        """
+        """Return the report that the command prints."""
         rows = [("CPU", f"{self.cpu} ({self.cpus} usable)")]
         if self.ok:
             chosen = next(finding for finding in self.findings if finding.state == "chosen")
@@ -139,10 +134,6 @@ class Diagnosis:
 
 def diagnose() -> Diagnosis:
     """Load oneDNN and collect everything that decides whether it runs here, and how fast.
-
-    Returns
-    -------
-    Diagnosis
 
     Examples
     --------

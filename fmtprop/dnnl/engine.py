@@ -37,12 +37,7 @@ class Engine(Handle[_abi.dnnl_engine_t]):
 
     @classmethod
     def cpu(cls) -> Engine:
-        """Return the process-wide CPU engine.
-
-        Returns
-        -------
-        Engine
-        """
+        """Return the process-wide CPU engine."""
         shared = cls._shared
         if shared is not None and not shared.closed:
             return shared

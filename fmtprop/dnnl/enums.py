@@ -49,10 +49,6 @@ def data_type(name: object) -> int:
     name : DataType or str
         Such as ``"f32"``.
 
-    Returns
-    -------
-    int
-
     Raises
     ------
     UnsupportedOpError

@@ -40,16 +40,7 @@ class Fields:
 
 
 def query_fields(pointer: _abi.dnnl_memory_desc_t) -> Fields:
-    """Return the fields of a native descriptor.
-
-    Parameters
-    ----------
-    pointer : dnnl_memory_desc_t
-
-    Returns
-    -------
-    Fields
-    """
+    """Return the fields of a native descriptor."""
     ndims = _query_int(pointer, "query_ndims_s32")
     dims = _query_array(pointer, "query_dims", ndims)
     data_type = _query_int(pointer, "query_data_type")

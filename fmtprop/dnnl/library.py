@@ -107,10 +107,6 @@ class Library:
         ----------
         symbol : str
             Name with or without the ``dnnl_`` prefix.
-
-        Returns
-        -------
-        bool
         """
         return hasattr(self._cdll, "dnnl_" + symbol.removeprefix("dnnl_"))
 
@@ -179,10 +175,6 @@ def load(path: str | os.PathLike[str] | None = None) -> Library:
         The library file. Default: the environment variable ``FMTPROP_DNNL_LIBRARY``, else the first usable file of
         `fmtprop.dnnl.locate.candidates`: the newest of wheels, conda, oneAPI and the system.
 
-    Returns
-    -------
-    Library
-
     Raises
     ------
     LoadError
@@ -213,10 +205,6 @@ def load(path: str | os.PathLike[str] | None = None) -> Library:
 
 def lib() -> Library:
     """Return the loaded library; loads it on first use.
-
-    Returns
-    -------
-    Library
 
     Raises
     ------

@@ -108,16 +108,7 @@ def candidates() -> list[Candidate]:
 
 
 def passed_over(candidate: Candidate, chosen: Candidate) -> str:
-    """Return the reason why another library was chosen.
-
-    Parameters
-    ----------
-    candidate, chosen : Candidate
-
-    Returns
-    -------
-    str
-    """
+    """Return the reason why another library was chosen."""
     if not candidate.usable:
         return f"oneDNN {candidate.version}; v3.x is needed"
     if candidate.build.version is None:

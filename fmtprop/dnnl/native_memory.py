@@ -55,10 +55,6 @@ class Memory(Handle[_abi.dnnl_memory_t]):
     def set_data_handle(self, pointer: int | None) -> None:
         """Point at another buffer of at least ``desc.nbytes`` bytes.
 
-        Parameters
-        ----------
-        pointer : int or None
-
         Raises
         ------
         DnnlError

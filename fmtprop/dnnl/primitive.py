@@ -218,10 +218,6 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
     def next_impl(self) -> PrimitiveDesc | None:
         """Return oneDNN's next implementation, or None after the last; this object is unchanged.
 
-        Returns
-        -------
-        PrimitiveDesc or None
-
         Raises
         ------
         HandleError
@@ -296,10 +292,6 @@ def create(problem: Problem, attr: PrimitiveAttr | None = None, hint: PrimitiveD
         Default: scratchpad mode user, nothing else.
     hint : PrimitiveDesc, optional
         For a gradient: the ``forward_training`` descriptor of the same kind.
-
-    Returns
-    -------
-    PrimitiveDesc
 
     Raises
     ------

@@ -85,11 +85,6 @@ _LINES = {
 def benchdnn_line(problem: Problem, attr: PrimitiveAttr) -> str:
     """Return the benchdnn command line of a problem.
 
-    Parameters
-    ----------
-    problem : Problem
-    attr : PrimitiveAttr
-
     Returns
     -------
     str

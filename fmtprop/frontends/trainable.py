@@ -63,10 +63,6 @@ def trainable(model: str, shapes: Sequence[Sequence[int]] = ()) -> Trainable:
     shapes : sequence of sequence of int, optional
         Shapes of f32 inputs, for a factory that returns only a module.
 
-    Returns
-    -------
-    Trainable
-
     Raises
     ------
     ImportModelError

@@ -227,10 +227,6 @@ class Initialiser:
         data : object
             A decoded JSON value; nothing about it is trusted.
 
-        Returns
-        -------
-        Initialiser
-
         Raises
         ------
         GraphError

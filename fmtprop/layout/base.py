@@ -95,10 +95,6 @@ class DescBase:
             Logical sizes.
         dtype : DataType or anything that ``DataType.from_any`` takes
             Type of the elements.
-
-        Returns
-        -------
-        MemoryDesc
         """
         md = cls.__new__(cls)
         md._fill(geometry.check_dims(dims), dtype, FormatKind.ANY, None)
@@ -119,10 +115,6 @@ class DescBase:
         token : hashable
             The creator's identity of the format; opaque descriptors are equal if their tokens, dims, data types and
             sizes are equal.
-
-        Returns
-        -------
-        MemoryDesc
 
         Raises
         ------
@@ -160,10 +152,6 @@ class DescBase:
             Type of the elements.
         strides, inner_blocks, padded_dims, padded_offsets, offset0
             As for the class.
-
-        Returns
-        -------
-        MemoryDesc
 
         Raises
         ------

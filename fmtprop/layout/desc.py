@@ -153,10 +153,6 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         dtype : DataType or anything that ``DataType.from_any`` takes
             The new type.
 
-        Returns
-        -------
-        MemoryDesc
-
         Raises
         ------
         FormatError
@@ -175,10 +171,6 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         permutation : sequence of int
             oneDNN's convention: ``permutation[i]`` is the *new* place of axis ``i``. (numpy's ``transpose`` takes
             the inverse; see :meth:`transpose`.)
-
-        Returns
-        -------
-        MemoryDesc
 
         Raises
         ------
@@ -210,10 +202,6 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         axes : sequence of int
             New axis ``i`` is the present axis ``axes[i]``: the inverse of :meth:`permute_axes`.
 
-        Returns
-        -------
-        MemoryDesc
-
         Raises
         ------
         ShapeError
@@ -230,10 +218,6 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         ----------
         dims : iterable of int
             New sizes, with as many elements.
-
-        Returns
-        -------
-        MemoryDesc
 
         Raises
         ------
@@ -269,10 +253,6 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         offsets : iterable of int
             Logical index where it begins.
 
-        Returns
-        -------
-        MemoryDesc
-
         Raises
         ------
         ShapeError
@@ -297,10 +277,6 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         step : sequence of int, optional
             Positive distance between the elements taken, per axis; default ones.
 
-        Returns
-        -------
-        MemoryDesc
-
         Raises
         ------
         ShapeError
@@ -324,10 +300,6 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         dims : iterable of int
             New sizes; new dimensions stand in front.
 
-        Returns
-        -------
-        MemoryDesc
-
         Raises
         ------
         ShapeError
@@ -344,10 +316,6 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         ----------
         dims : iterable of int
             New sizes or -1.
-
-        Returns
-        -------
-        MemoryDesc
 
         Raises
         ------

@@ -68,10 +68,6 @@ class DataType(str, Enum):
             ``"f32"``, ``"float32"``, ``"i32"``, ``"FLOAT32"``, ``"DML_TENSOR_DATA_TYPE_INT32"``, ``numpy.float32``,
             ``torch.float32``, … The digits of a name are bits: ``"i8"`` is ``s8``, unlike in numpy.
 
-        Returns
-        -------
-        DataType
-
         Raises
         ------
         ShapeError

@@ -69,10 +69,6 @@ class WithPositions(DescBase):
         position : int
             Elements from the buffer's start.
 
-        Returns
-        -------
-        tuple of int or None
-
         Raises
         ------
         ShapeError

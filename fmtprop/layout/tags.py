@@ -122,10 +122,6 @@ def format_tag(order: tuple[int, ...], inner_blocks: tuple[InnerBlock, ...] = ()
     letters : str
         Letter of every logical axis.
 
-    Returns
-    -------
-    str
-
     Examples
     --------
     >>> format_tag((0, 1, 2, 3), (InnerBlock(1, 16),), "nchw")

@@ -99,10 +99,6 @@ def compose(
     axes : str, optional
         Letters of the axes, such as ``"nchw"``; default ``"abcd"``.
 
-    Returns
-    -------
-    Picture
-
     Raises
     ------
     ShapeError

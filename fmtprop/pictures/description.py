@@ -54,10 +54,6 @@ def read_layout(form: str, dims: str | None = None, dtype: str | None = None) ->
     dtype : str, optional
         Data type; default f32.
 
-    Returns
-    -------
-    Subject
-
     Raises
     ------
     FormatError, ShapeError

@@ -54,10 +54,6 @@ def check_destination(path: str | PathLike[str], forms: Collection[str] = FORMS)
     forms : collection of str
         The permitted extensions.
 
-    Returns
-    -------
-    Path
-
     Raises
     ------
     FmtpropError

@@ -147,10 +147,6 @@ def catalogue_text(graphs: Iterable[Graph]) -> str:
     ----------
     graphs : iterable of Graph
         Imported.
-
-    Returns
-    -------
-    str
     """
     head = ("name", "inputs", "parameters", "ops")
     rows = [

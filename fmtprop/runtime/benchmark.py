@@ -123,10 +123,6 @@ def time_runs(run: Callable[[], object], runs: int | None, seconds: float | None
     warmup : int
         Untimed calls before.
 
-    Returns
-    -------
-    tuple of float
-
     Raises
     ------
     InputError

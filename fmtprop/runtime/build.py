@@ -43,10 +43,6 @@ def build_plan(graph: Graph, target: Target, *, consume: bool = False, constants
     target : Target
         The target that copies operands of in-place sums and concats, if copies are needed.
 
-    Returns
-    -------
-    Plan
-
     Raises
     ------
     PlanError

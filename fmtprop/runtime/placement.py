@@ -54,10 +54,6 @@ def place_parts(graph: Graph, computed: Set[str]) -> Placement:
     computed : set of str
         The nodes that every run executes.
 
-    Returns
-    -------
-    Placement
-
     Raises
     ------
     PlanError

@@ -13,12 +13,7 @@ from fmtprop.errors import LoadError
 
 
 def current_threads() -> int:
-    """Return the number of threads that oneDNN uses in the calling thread, after making it torch's number.
-
-    Returns
-    -------
-    int
-    """
+    """Return the number of threads that oneDNN uses in the calling thread, after making it torch's number."""
     wanted = torch.get_num_threads()  # a thread that is new to torch takes over the number set for the process
     if _torch_governs():
         return wanted

@@ -108,10 +108,6 @@ def peaks(store: Store, footprint: int = FOOTPRINTS[-1]) -> Peaks:
         New figures are added.
     footprint : int
         Largest footprint in bytes to measure; measuring takes as much memory.
-
-    Returns
-    -------
-    Peaks
     """
     types, keys = _types(), _keys()
     asked = FOOTPRINTS[: bisect_left(FOOTPRINTS, footprint) + 1]

@@ -55,10 +55,6 @@ def read_model(source: object) -> Source:
     source : str, path, bytes or onnx.ModelProto
         A file, its content, or a model in memory, which does not change.
 
-    Returns
-    -------
-    Source
-
     Raises
     ------
     ImportModelError
