@@ -11,8 +11,6 @@ import torch
 from fmtprop.ir.tensors import tensors_in
 from fmtprop.runtime.agreement import relative_error
 
-__all__ = ["Agreement", "compare_outputs", "tensors_of"]
-
 
 @dataclass(frozen=True)
 class Agreement:

@@ -29,8 +29,6 @@ from fmtprop.ir.graph import Graph
 from fmtprop.report import TOLERANCES
 from fmtprop.runtime.process import use_threads
 
-__all__ = ["REFERENCE", "Contender", "Material", "against", "contender", "export", "race"]
-
 #: the reference of all ratios, and the first word of the variants' names
 REFERENCE = "fmtprop"
 

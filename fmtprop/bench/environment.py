@@ -14,8 +14,6 @@ import torch
 
 from fmtprop.system.machine import cpu_fields, cpu_model
 
-__all__ = ["Environment"]
-
 # The instruction sets that decide a runtime's choice of kernels, with Linux's names.
 _ISA_FLAGS = (
     *("sse4_1", "sse4_2", "avx", "fma", "f16c", "avx2", "avx_vnni"),

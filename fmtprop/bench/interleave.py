@@ -27,16 +27,6 @@ from fmtprop.bench.environment import Environment
 from fmtprop.runtime.benchmark import quartiles
 from fmtprop.system import collector
 
-__all__ = [
-    "Benchmark",
-    "Entry",
-    "Quartiles",
-    "entry_of",
-    "take_turns",
-    "time_turn",
-    "uncollected",
-]
-
 #: version of the JSON form
 SCHEMA = 1
 

@@ -29,8 +29,6 @@ from torch import nn
 
 from fmtprop.errors import FmtpropError
 
-__all__ = ["PEERS", "Inductor", "OnnxRuntime", "OpenVINO", "Peer", "TorchEager", "export_onnx", "peer", "require"]
-
 Runnable = Callable[..., Any]
 
 

@@ -21,8 +21,6 @@ from fmtprop.report import Comparison
 from fmtprop.runtime.agreement import error_of_numbers
 from fmtprop.runtime.process import use_threads
 
-__all__ = ["compare_policies"]
-
 #: called with a description, steps done, steps in all
 Progress = Callable[[str, int, int], None]
 

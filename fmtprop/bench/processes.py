@@ -31,8 +31,6 @@ from fmtprop.bench.environment import Environment
 from fmtprop.bench.interleave import Benchmark, entry_of, take_turns, time_turn, uncollected
 from fmtprop.errors import FmtpropError
 
-__all__ = ["Prepared", "call_in_process", "converse", "interleave_processes", "settle"]
-
 #: a process is quiet if it used less than this share of one core in each of the last windows
 _QUIET_SHARE = 0.1
 _WINDOW_SECONDS = 0.01

@@ -12,8 +12,6 @@ from fmtprop.report.text import render
 if TYPE_CHECKING:
     from fmtprop.bench.interleave import Benchmark, Quartiles
 
-__all__ = ["benchmark_text"]
-
 
 def benchmark_text(benchmark: Benchmark) -> str:
     """Return machine, latencies with quartiles, speed-ups, and disagreements as text.

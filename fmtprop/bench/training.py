@@ -35,17 +35,6 @@ from fmtprop.runtime.process import use_threads
 from fmtprop.training.module import TrainingModule
 from fmtprop.training.rival import rival_of
 
-__all__ = [
-    "STEPS",
-    "Expected",
-    "Make",
-    "check_contenders",
-    "compare_steps",
-    "prepare_step",
-    "race_steps",
-    "write_expected",
-]
-
 #: makes the same module each time; picklable for a race
 Make = Callable[[], Trainable]
 

@@ -21,8 +21,6 @@ from fmtprop.errors import FmtpropError
 from fmtprop.report.text import render
 from fmtprop.system.printable import printable
 
-__all__ = ["Case", "Outcome", "cases", "side_by_side", "table"]
-
 #: most combinations that are run
 _MOST = 64
 #: text that a process prints before its report or error

@@ -12,8 +12,6 @@ from typing import TypeVar
 
 from fmtprop.errors import FmtpropError
 
-__all__ = ["Attempts"]
-
 T = TypeVar("T")
 
 

@@ -19,8 +19,6 @@ from fmtprop.errors import InputError, UnsupportedOpError
 from fmtprop.frontends.fx_import import results_of
 from fmtprop.frontends.specialise import Sizes
 
-__all__ = ["Buckets", "Padding"]
-
 #: sizes of calls whose padding is remembered
 _MOST_KNOWN = 4096
 

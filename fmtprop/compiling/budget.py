@@ -9,8 +9,6 @@ from collections.abc import Callable
 from math import inf
 from time import thread_time
 
-__all__ = ["NODE_SECONDS", "Budget"]
-
 #: a compilation may take so many seconds, and so many runs of the model
 _SECONDS, _RUNS = 5.0, 6
 

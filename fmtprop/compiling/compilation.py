@@ -41,8 +41,6 @@ from fmtprop.targets.executable import Targets, implementation
 from fmtprop.targets.registry import provider
 from fmtprop.tuning import Tuning
 
-__all__ = ["Compilation"]
-
 #: how often a model is planned again after a failed check of its plan
 _ATTEMPTS = 5
 

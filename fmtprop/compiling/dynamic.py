@@ -21,8 +21,6 @@ from fmtprop.report import TOLERANCES
 from fmtprop.runtime.agreement import relative_error
 from fmtprop.system import collector
 
-__all__ = ["DynamicModel"]
-
 
 class DynamicModel(Serving):
     """A model that is planned for each shape that it is called with. Made by :func:`compile` with ``dynamic_shapes``.

@@ -33,8 +33,6 @@ from fmtprop.tuning.identity import persistent_text
 
 _LOG = logging.getLogger(__name__)
 
-__all__ = ["BEST", "DIRECT", "GREEDY", "Entrant", "Entrants", "like_another_shape"]
-
 #: names of entrants, also in the store; with a variant of the graph, the variant's name follows
 BEST, DIRECT, GREEDY, PLAIN, PYTORCH = (
     OPTIMAL,

@@ -11,8 +11,6 @@ from fmtprop.passes.policies import POLICIES
 from fmtprop.targets.registry import provider, target_names
 from fmtprop.tuning import TUNES
 
-__all__ = ["DEFAULT_POLICY", "OPTIMAL", "Options", "Tune"]
-
 #: the policy that is solved over the whole graph
 OPTIMAL = "optimal"
 

@@ -9,8 +9,6 @@ from typing import Generic, TypeVar
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.system.locks import ProcessLock
 
-__all__ = ["Plans"]
-
 Key = TypeVar("Key", bound=Hashable)
 Plan = TypeVar("Plan")
 

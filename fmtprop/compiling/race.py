@@ -16,8 +16,6 @@ from fmtprop.runtime.executor import Executor
 from fmtprop.runtime.plan import Plan
 from fmtprop.targets.memory import huge_bytes
 
-__all__ = ["Race", "race"]
-
 #: least rounds before another plan may replace the choice by cost, and most rounds
 _SURE_ROUNDS, _MOST_ROUNDS = 5, 30
 

@@ -13,8 +13,6 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.weights import PackedForms
 from fmtprop.targets.executable import implementation
 
-__all__ = ["with_constants"]
-
 
 def with_constants(formatted: Graph, weights: PackedForms) -> Graph:
     """Return a graph with constants that are read from packed forms when they are needed.

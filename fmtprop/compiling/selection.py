@@ -29,8 +29,6 @@ from fmtprop.targets.registry import setting_for
 from fmtprop.tuning import TunedCosts, Tuning, costs_for
 from fmtprop.tuning.peaks import improve
 
-__all__ = ["Decision", "Selection"]
-
 #: optional work, as users see it
 _RACE = "race of plans"
 

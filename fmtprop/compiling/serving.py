@@ -10,8 +10,6 @@ from typing import Any
 from fmtprop.runtime.streams import StreamPool
 from fmtprop.system.locks import ProcessLock
 
-__all__ = ["Serving"]
-
 
 class Serving(ABC):
     """A model that several threads run at the same time."""

@@ -11,8 +11,6 @@ from fmtprop.compiling.compilation import Compilation
 from fmtprop.ir.graph import Graph
 from fmtprop.runtime.weights import SharedForms
 
-__all__ = ["Shapes"]
-
 #: a plan serves shapes with inputs of so many times as many elements, and of so many times fewer: other choices
 #: may pack all weights once more. With those for 128 tokens, BERT takes 1.00 times as long for 31 and 24 tokens as with
 #: their own, 1.08 for 16, 1.14 for 8

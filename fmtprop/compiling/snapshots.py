@@ -17,8 +17,6 @@ from fmtprop.passes.optimal import OptimalFormats, prices
 from fmtprop.targets.registry import provider
 from fmtprop.tuning import costs_for
 
-__all__ = ["STAGES", "Snapshot", "costs_of", "snapshots"]
-
 #: the stages in order
 STAGES = ("imported", "normal", "formatted")
 

@@ -33,8 +33,6 @@ from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.executable import Provider
 from fmtprop.targets.memory import check_fits
 
-__all__ = ["check_memory", "make_room", "normalise", "random_inputs"]
-
 #: with more weights, memory is returned to the system between stages, which takes a quarter of a second
 _LARGE_NBYTES = 64 << 20
 

@@ -9,8 +9,6 @@ from time import perf_counter
 
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["Compare", "compare"]
-
 #: least and most timed runs of each side after the first ones, and seconds after which the least are enough
 _FEWEST, _TRIALS, _TRIAL_SECONDS = 2, 5, 0.5
 

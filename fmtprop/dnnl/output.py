@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["flush_output"]
-
 
 def flush_output() -> None:
     """Write the buffer of C's ``stdout``: it has the logs of all oneDNN libraries in this process."""

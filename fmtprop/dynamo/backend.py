@@ -25,8 +25,6 @@ from fmtprop.training.capture import metadata_now, training_backend
 from fmtprop.training.step import Step
 from fmtprop.training.views import WithViews, without_views
 
-__all__ = ["backend", "options_of", "regions_by"]
-
 #: options of fp.compile without a meaning for a captured graph: its inputs and outputs do not have the user's names
 _NAMELESS = ("boundary", "pin", "progress", "stage")
 

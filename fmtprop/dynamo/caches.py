@@ -14,8 +14,6 @@ from torch import fx
 
 from fmtprop.frontends.fx_import import copied, results_of
 
-__all__ = ["Grow", "growing"]
-
 _ATEN = torch.ops.aten
 
 #: name of a tensor's attribute with its memory

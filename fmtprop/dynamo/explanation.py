@@ -12,8 +12,6 @@ import torch
 from fmtprop.dynamo.backend import options_of, regions_by
 from fmtprop.dynamo.region import Outcome, Region
 
-__all__ = ["Explanation", "explain"]
-
 
 @dataclass(frozen=True)
 class Explanation:

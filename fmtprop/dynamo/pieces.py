@@ -21,8 +21,6 @@ from fmtprop.frontends.fx_import import copied, placeholders, results_of
 from fmtprop.ir.op import opdef
 from fmtprop.ops.host_call import draws_random_numbers
 
-__all__ = ["Piece", "Pieces", "has_fixed_products", "in_place", "is_symbolic", "parted"]
-
 _ATEN = torch.ops.aten
 
 

@@ -30,8 +30,6 @@ from fmtprop.frontends.functional import Functional, import_functional
 from fmtprop.frontends.fx_import import placeholders
 from fmtprop.frontends.specialise import specialised_module
 
-__all__ = ["InPyTorch", "LeftToPyTorch", "Outcome", "Region"]
-
 _LOG = logging.getLogger(__name__)
 
 #: plans that a region keeps, one for each shape; the one that was used longest ago goes first

@@ -14,8 +14,6 @@ from torch._dynamo.backends import registry
 from torch._dynamo.utils import counters
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-__all__ = ["STEPS", "Watch"]
-
 #: steps of optimisers, after the first frame that TorchDynamo looked at, before the warning
 STEPS = 3
 

@@ -9,8 +9,6 @@ import torch
 
 from fmtprop.jit import Watch, no_code
 
-__all__ = ["Weights"]
-
 _VERSION = attrgetter("_version")
 _ADDRESS = torch.Tensor.data_ptr
 

@@ -33,8 +33,6 @@ from fmtprop.ops.host_call import COMPLEX, STORAGE_OPS, Parts, draws_random_numb
 from fmtprop.ops.reorder import converted
 from fmtprop.ops.view_attrs import permuted
 
-__all__ = ["CallImporter", "FoundCall", "importers"]
-
 _LOG = logging.getLogger(__name__)
 
 #: results of a program's own constants are computed at import up to this size

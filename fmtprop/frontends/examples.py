@@ -15,8 +15,6 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.structure import flatten_arguments
 from fmtprop.ir.tensors import torch_dtype
 
-__all__ = ["check_examples"]
-
 
 def check_examples(graph: Graph, example_inputs: Any, kwargs: Mapping[str, Any] | None = None) -> None:
     """Refuse example inputs that do not fit a graph.

@@ -32,8 +32,6 @@ from fmtprop.frontends.torch_log import held_back
 from fmtprop.ir.structure import describe
 from fmtprop.system.locks import ProcessLock
 
-__all__ = ["check_tensors", "export", "exporting", "functionalised"]
-
 _EXPORTING = ProcessLock()
 
 #: where operators on tensors of the CPU are dispatched to, those without data included

@@ -25,8 +25,6 @@ from fmtprop.system.files import check_readable, path_of
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-__all__ = ["load", "open_exported", "save"]
-
 _KINDS = ".json (graph file), .pt2 (torch.export.save), .onnx, or the name of a built-in graph"
 
 

@@ -19,8 +19,6 @@ from fmtprop.ir.node import Value
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
 
-__all__ = ["Functional", "holder", "import_functional", "is_dense", "note_format"]
-
 
 @dataclass(frozen=True)
 class Functional:

@@ -20,8 +20,6 @@ from fmtprop.frontends.call_import import CallImporter, FoundCall
 from fmtprop.frontends.torch_call import add_constant, by_schema, check_real
 from fmtprop.ir.graph import Graph
 
-__all__ = ["Calls", "copied", "import_calls", "origin_of", "placeholders", "results_of"]
-
 
 class Nodes(Protocol):
     """The calls of a program."""

@@ -17,8 +17,6 @@ from fmtprop.ir.structure import flatten_arguments, restructure
 from fmtprop.ir.tensors import materialise
 from fmtprop.ops.evaluate import evaluate_node
 
-__all__ = ["GraphModule"]
-
 
 class GraphModule(nn.Module):
     """Interpreter of a graph by the references of its ops.

@@ -25,8 +25,6 @@ from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.host_call import Parts
 
-__all__ = ["BACKWARD", "Half", "Joint", "import_joint"]
-
 #: the phase of inputs and outputs of the second entry point
 BACKWARD = "backward"
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from fmtprop.ops.host_call import Parts
 
-__all__ = ["call_of_parts"]
-
 #: overloads that move numbers, or add them
 _ALIKE = frozenset(
     f"aten.{name}"

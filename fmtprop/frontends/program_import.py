@@ -23,8 +23,6 @@ from fmtprop.ir.node import Value
 from fmtprop.ir.structure import Slot, describe, is_container
 from fmtprop.ops.host_call import Parts
 
-__all__ = ["import_program", "user_inputs"]
-
 #: results that a call leaves in the module
 _STATE = {OutputKind.BUFFER_MUTATION: "buffer", OutputKind.PARAMETER_MUTATION: "parameter"}
 

@@ -16,8 +16,6 @@ from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from fmtprop.errors import ImportModelError
 from fmtprop.ops.host_call import draws_random_numbers
 
-__all__ = ["Draw", "drawer", "drawn_first", "with_draws"]
-
 #: a function that draws the numbers of one call
 Draw = Callable[[], torch.Tensor]
 

@@ -14,8 +14,6 @@ from torch._ops import OpOverload
 
 from fmtprop.frontends.fx_import import origin_of
 
-__all__ = ["drop_checks"]
-
 
 def drop_checks(graph: fx.Graph) -> None:
     """Remove the numbers that are read from tensors for run-time checks alone, and these checks.

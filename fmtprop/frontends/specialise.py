@@ -20,8 +20,6 @@ from fmtprop.errors import ImportModelError, InputError
 from fmtprop.frontends.fx_import import Calls, placeholders
 from fmtprop.frontends.program_import import user_inputs
 
-__all__ = ["Sizes", "specialised", "specialised_module"]
-
 #: PyTorch's folder, and the parts of it that compute types and strides of results
 _TORCH = Path(torch.__file__).parent
 _TYPES = ("_decomp", "_meta_registrations.py", "_prims", "_prims_common", "_refs", "_subclasses")

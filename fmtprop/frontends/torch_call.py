@@ -22,8 +22,6 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops import emit
 
-__all__ = ["TorchCall", "add_constant", "by_schema", "check_real", "parts_of", "tensor_type"]
-
 #: constants of so many elements may be read without a note
 _FEW_ELEMENTS = 64
 #: data types of constants that importers may read as numbers

@@ -25,8 +25,6 @@ from fmtprop.frontends.specialise import Sizes, specialised
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
 
-__all__ = ["Exported", "from_torch", "from_torch_symbolic"]
-
 
 def from_torch(
     module: nn.Module | ExportedProgram,

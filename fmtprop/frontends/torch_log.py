@@ -12,8 +12,6 @@ from contextvars import ContextVar
 
 from fmtprop.system.printable import first_line
 
-__all__ = ["held_back", "reason"]
-
 _held: ContextVar[list[logging.LogRecord] | None] = ContextVar("held", default=None)
 
 

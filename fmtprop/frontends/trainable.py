@@ -25,8 +25,6 @@ from fmtprop.frontends.files import open_exported
 from fmtprop.ir.builtin import builtin_names
 from fmtprop.ir.tensors import tensors_in
 
-__all__ = ["Trainable", "mean_square", "trainable"]
-
 _FACTORY = re.compile(r"(?P<place>[\w.]+|.+\.py):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 _KINDS = (
     "package.module:factory or file.py:factory, a function without arguments that returns a module (with --input), the "

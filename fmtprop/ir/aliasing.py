@@ -13,8 +13,6 @@ from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, opdef
 from fmtprop.layout import MemoryDesc
 
-__all__ = ["aliases", "is_in_place", "is_view", "overwrite_hazard", "parts_of", "storage"]
-
 
 def is_view(graph: Graph, name: str) -> bool:
     """Return whether a node only transforms its source's descriptor; after format assignment, its choice decides."""

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from fmtprop.errors import GraphError
 
-__all__ = ["builtin_names", "builtin_path"]
-
 _PACKAGE = Path(__file__).resolve().parents[1]
 #: folders to search, in this order
 FOLDERS = (_PACKAGE / "graphs", _PACKAGE.parent / "graphs")

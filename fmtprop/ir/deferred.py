@@ -16,8 +16,6 @@ from fmtprop.layout import DataType
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SMALL_NBYTES", "Deferred"]
-
 #: smaller constants stay in memory: passes read vectors again and again
 SMALL_NBYTES = 1 << 16
 

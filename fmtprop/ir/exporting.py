@@ -12,8 +12,6 @@ from typing import Any, Protocol
 
 from fmtprop.ir.types import TensorType
 
-__all__ = ["Onnx", "Write", "Writing"]
-
 
 class Writing(Protocol):
     """The ONNX graph while it is written."""

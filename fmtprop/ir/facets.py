@@ -9,8 +9,6 @@ from typing import Any
 
 from fmtprop.ir.node import Attrs
 
-__all__ = ["Cost", "Linear", "Reads", "each_image", "each_image_across_axis"]
-
 Dims = tuple[int, ...]
 
 

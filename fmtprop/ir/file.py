@@ -43,8 +43,6 @@ from fmtprop.ir.plain import attrs_from_plain
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.system.files import check_replaceable, read, replacing
 
-__all__ = ["FORMAT", "VERSION", "load", "save"]
-
 FORMAT = "fmtprop-graph"
 VERSION = 1
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 
-__all__ = ["activations_nbytes", "weights_nbytes"]
-
 
 def weights_nbytes(graph: Graph) -> int:
     """Return the bytes of all constants of a graph: how far away its weights are when a layer needs them."""

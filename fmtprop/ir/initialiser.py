@@ -18,8 +18,6 @@ import numpy.typing as npt
 
 from fmtprop.errors import GraphError
 
-__all__ = ["Initialiser", "seed_of"]
-
 # Kind -> names of its parameters, in the order in which `Initialiser.parameters` stores them.
 _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "normal": ("mean", "std"),

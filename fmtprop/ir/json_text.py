@@ -13,8 +13,6 @@ from typing import Any
 
 from fmtprop.errors import GraphError
 
-__all__ = ["parse_json"]
-
 #: far more levels than any model has, far fewer than Python's stack allows
 _MOST_LEVELS = 100
 

@@ -12,8 +12,6 @@ from enum import Enum
 from fmtprop.ir.node import Node, PostOp
 from fmtprop.ir.op import Operand, opdef
 
-__all__ = ["Port", "Role", "port", "ports", "result_names", "sources"]
-
 
 class Role(Enum):
     """Role of a port."""

@@ -9,8 +9,6 @@ from fmtprop.ir.node import Node, PostOp
 from fmtprop.ir.op import opdef
 from fmtprop.ir.types import TensorType
 
-__all__ = ["named_operands", "types_along"]
-
 T = TypeVar("T")
 
 

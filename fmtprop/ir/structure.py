@@ -19,8 +19,6 @@ from typing import Any
 
 from fmtprop.errors import GraphError, ImportModelError, InputError
 
-__all__ = ["Slot", "argument_names", "describe", "flatten_arguments", "is_container", "parsed", "restructure"]
-
 _SCALARS = (bool, int, float, str, type(None))
 
 

@@ -13,8 +13,6 @@ from typing import Any
 from fmtprop.errors import GraphError
 from fmtprop.ir.structure import parsed
 
-__all__ = ["check_structure"]
-
 #: kind of a description -> its further keys
 _KINDS: dict[str, frozenset[str]] = {
     "slot": frozenset(),

@@ -19,18 +19,6 @@ from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 
-__all__ = [
-    "Constant",
-    "data_type",
-    "defer",
-    "is_fresh",
-    "map_tensors",
-    "materialise",
-    "tensor_type",
-    "tensors_in",
-    "torch_dtype",
-]
-
 #: an entry of :attr:`Graph.constants <fmtprop.ir.graph.Graph.constants>`
 Constant = torch.Tensor | Initialiser | Deferred
 

@@ -22,8 +22,6 @@ from fmtprop.ir.post_ops import types_along
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 
-__all__ = ["RULES", "Rule", "Stage", "verify", "verify_structure"]
-
 Check = Callable[[Graph], Iterator[str]]
 
 

@@ -14,8 +14,6 @@ from iced_x86 import BlockEncoder, Code, Instruction, MemoryOperand, Register
 from fmtprop.errors import GraphError
 from fmtprop.jit.isa import Isa
 
-__all__ = ["Assembler", "at"]
-
 
 def at(register: Any, offset: int = 0) -> MemoryOperand:
     """Return the operand `offset` bytes behind the address in a register."""

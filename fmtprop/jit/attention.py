@@ -17,8 +17,6 @@ from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, serv
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
 from fmtprop.layout import DataType
 
-__all__ = ["AttentionKernel", "Tensor", "lanes_for"]
-
 #: vectors of queries of a block, and most masks of a kernel
 VECTORS, MASKS = 2, 2
 

@@ -16,8 +16,6 @@ from fmtprop.jit.attention import VECTORS
 from fmtprop.jit.attention_program import FRAME, KEYS, VALUE, AttentionProgram
 from fmtprop.jit.functions import exp_of_negative
 
-__all__ = ["HalfAttentionProgram"]
-
 _A, _B, _C, _D, _E = Register.RAX, Register.RSI, Register.RDI, Register.RCX, Register.R11
 
 #: further places in the frame: the values that are interleaved, where they are then, and their pairs

@@ -18,8 +18,6 @@ from fmtprop.jit.functions import exp_of_negative
 from fmtprop.jit.isa import Isa
 from fmtprop.jit.program import Program, with_table
 
-__all__ = ["FRAME", "KEYS", "VALUE", "AttentionProgram", "Shape", "attention"]
-
 #: vectors of results that a row of queries has at a time, at most
 _COLUMNS = 4
 

@@ -16,8 +16,6 @@ from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, serv
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
-__all__ = ["AttentionRowsArguments", "AttentionRowsKernel"]
-
 #: most bytes of the stack that a thread uses
 _STACK_NBYTES = 512 << 10
 

@@ -13,8 +13,6 @@ from fmtprop.jit.functions import exp_of_negative
 from fmtprop.jit.isa import Isa
 from fmtprop.jit.program import Program, with_table
 
-__all__ = ["attention_rows"]
-
 #: the thread's current query, and the one after its last; the query's entry in the table of offsets
 _ITEM, _END, _ENTRY = Register.R8, Register.R9, Register.R10
 

@@ -16,8 +16,6 @@ from fmtprop.jit.memory import place_code
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
-__all__ = ["BagArguments", "BagKernel"]
-
 #: a program has instructions for each vector of a row
 _MOST_COLUMNS = 4096
 

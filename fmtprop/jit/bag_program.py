@@ -17,8 +17,6 @@ from fmtprop.jit.gather_program import PLACE, check_indices, load_index
 from fmtprop.jit.isa import AVX2, Isa
 from fmtprop.jit.program import Program
 
-__all__ = ["bag", "check"]
-
 #: the thread's current bag, and the one after its last; its result, and where its offset is
 _ITEM, _END, _DST, _START = Register.R8, Register.R9, Register.RDI, Register.R10
 

@@ -32,8 +32,6 @@ from fmtprop.jit.channel_program import (
 from fmtprop.jit.isa import Isa
 from fmtprop.jit.program import THREADS
 
-__all__ = ["batch_norm", "batch_norm_gradient"]
-
 #: this thread's next place in diff_dst
 _DIFF = MORE
 

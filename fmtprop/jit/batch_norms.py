@@ -18,12 +18,6 @@ from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, thre
 from fmtprop.jit.standalone import ChannelKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
-__all__ = [
-    "BatchNormArguments",
-    "BatchNormGradientArguments",
-    "BatchNormKernel",
-]
-
 #: vectors of a thread's area for each vector of channels
 _SLOTS = {"batch_norm": 4, "batch_norm_gradient": 8}
 

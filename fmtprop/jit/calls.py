@@ -14,8 +14,6 @@ from typing import Any
 
 from fmtprop.jit.memory import place_code
 
-__all__ = ["Call", "CallList"]
-
 #: (function, four arguments), ctypes objects made once; the function returns 0 or an error status
 Call = tuple[Callable[..., Any], Any, Any, Any, Any]
 

@@ -15,27 +15,6 @@ from fmtprop.jit.assembler import at
 from fmtprop.jit.norms import BLOCK_PLACES, PIVOT_PLACES, SLOTS
 from fmtprop.jit.program import THREAD, THREADS, Program
 
-__all__ = [
-    "AREA",
-    "BLOCK",
-    "CHANNELS",
-    "DST",
-    "FACTOR",
-    "FREE",
-    "FROM",
-    "LEFT",
-    "LEFT_INSIDE",
-    "MEAN",
-    "MORE",
-    "PLACES",
-    "SAVED",
-    "SQUARES",
-    "SRC",
-    "SUM",
-    "TO",
-    "ChannelProgram",
-]
-
 #: this thread's next place, in src and in dst; number of its places from there; one more value of a program
 SRC, DST, PLACES, MORE = Register.R10, Register.R11, Register.R9, Register.R15
 

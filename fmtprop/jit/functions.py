@@ -11,8 +11,6 @@ from math import e, log2, pi, sqrt
 
 from fmtprop.jit.assembler import Assembler
 
-__all__ = ["FUNCTIONS", "exp_of_negative"]
-
 #: exp(r) = 1 + r + r^2 (...) for |r| <= ln(2) / 2: fitted by iterated weighted least squares, error at most 3.1e-9
 _EXP = (0.4999999403953552, 0.1666652113199234, 0.04166838899254799, 0.00836874544620514, 0.0013814539415761828)
 

@@ -14,8 +14,6 @@ from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, threads_for
 from fmtprop.jit.memory import place_code
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 
-__all__ = ["GatherArguments", "GatherKernel"]
-
 
 class GatherArguments(Arguments):
     """Arguments of the code."""

@@ -9,8 +9,6 @@ from fmtprop.jit.gather import GatherArguments
 from fmtprop.jit.isa import AVX2, Isa
 from fmtprop.jit.program import Program
 
-__all__ = ["PLACE", "check", "check_indices", "gather", "load_index"]
-
 #: the thread's current index, and the one after its last; where the index is
 _ITEM, _END, PLACE = Register.R8, Register.R9, Register.R10
 

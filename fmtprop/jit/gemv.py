@@ -19,8 +19,6 @@ from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, takes, threads_fo
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
-__all__ = ["CHAINS", "MOST_POST_OPS", "MOST_ROWS", "GemvArguments", "GemvKernel", "Tail"]
-
 #: vectors of the weights that are multiplied one after another, without a jump between them
 CHAINS: Final = 4
 

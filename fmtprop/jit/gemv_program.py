@@ -18,8 +18,6 @@ from fmtprop.jit.isa import Isa
 from fmtprop.jit.program import ARITHMETIC, THREAD, THREADS, Program, with_table
 from fmtprop.layout import DataType
 
-__all__ = ["gemv"]
-
 #: the thread's current task, and the task after its last
 _ITEM, _END = Register.R8, Register.R9
 

@@ -19,8 +19,6 @@ from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, threads_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
-__all__ = ["ROW_ENTRIES", "GroupedConvolutionArguments", "GroupedConvolutionKernel", "Row"]
-
 #: channels of a group where several groups share a block: an instruction permutes four numbers
 _FEW_CHANNELS: Final = (2, 4)
 

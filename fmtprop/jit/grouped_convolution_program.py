@@ -14,8 +14,6 @@ from fmtprop.jit.grouped_convolution import ROW_ENTRIES, GroupedConvolutionArgum
 from fmtprop.jit.isa import Isa
 from fmtprop.jit.program import THREAD, THREADS, Program, with_table
 
-__all__ = ["grouped_convolution"]
-
 #: the thread's current row, and the row after its last
 _ITEM, _END = Register.R8, Register.R9
 

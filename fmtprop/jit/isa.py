@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["AVX2", "AVX512", "Isa"]
-
 
 @dataclass(frozen=True)
 class Isa:

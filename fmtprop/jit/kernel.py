@@ -23,28 +23,6 @@ from fmtprop.layout import DataType
 if TYPE_CHECKING:
     from fmtprop.jit.assembler import Assembler
 
-__all__ = [
-    "ALONE_NBYTES",
-    "CHUNK_NBYTES",
-    "Arguments",
-    "BoundKernel",
-    "FloatVector",
-    "FunctionArguments",
-    "Kernel",
-    "Work",
-    "address_of",
-    "filled",
-    "isa",
-    "kernel_for",
-    "on_one_thread",
-    "runtime_function",
-    "serves",
-    "takes",
-    "threads_for",
-    "unavailable",
-    "writes",
-]
-
 #: threads share a row in pieces of this size; a row is a multiple of it
 CHUNK_NBYTES = 64
 

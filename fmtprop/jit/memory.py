@@ -6,8 +6,6 @@ import ctypes
 import mmap
 from functools import cache
 
-__all__ = ["no_code", "place_code"]
-
 #: kept as long as the process lives, because plans hold addresses of code
 _PAGES: list[mmap.mmap] = []
 

@@ -27,8 +27,6 @@ from fmtprop.jit.channel_program import (
 from fmtprop.jit.isa import Isa
 from fmtprop.jit.norms import GroupNormArguments
 
-__all__ = ["group_norm"]
-
 
 def group_norm(isa: Isa, width: int, *, bf16: bool) -> bytes:
     """Return the program that normalizes groups of channels, image by image; dst may be src.

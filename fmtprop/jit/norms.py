@@ -17,8 +17,6 @@ from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, thre
 from fmtprop.jit.standalone import ChannelKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
-__all__ = ["BLOCK_PLACES", "PIVOT_PLACES", "SLOTS", "GroupNormArguments", "GroupNormKernel"]
-
 #: number of places that are treated column by column, which stay in the nearest cache; number of places for the pivot
 BLOCK_PLACES, PIVOT_PLACES = 8, 64
 

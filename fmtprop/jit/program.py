@@ -13,8 +13,6 @@ from iced_x86 import Code, Instruction, MemoryOperand, Register
 from fmtprop.jit.assembler import Assembler, at
 from fmtprop.jit.isa import Isa
 
-__all__ = ["ARITHMETIC", "THREAD", "THREADS", "Program", "with_table"]
-
 #: operation -> its instruction
 ARITHMETIC = {"add": "VADDPS", "sub": "VSUBPS", "mul": "VMULPS", "div": "VDIVPS"}
 

@@ -14,8 +14,6 @@ from fmtprop.jit.kernel import CHUNK_NBYTES, FunctionArguments
 from fmtprop.jit.program import ARITHMETIC, THREAD, THREADS, Program, with_table
 from fmtprop.jit.rows import UNROLLED, AverageArguments, BroadcastArguments, FoldArguments
 
-__all__ = ["average", "broadcast", "fold_columns", "fold_rows", "function"]
-
 #: the thread's current item, and the item after its last
 _ITEM, _END = Register.R8, Register.R9
 

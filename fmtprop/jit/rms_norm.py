@@ -10,8 +10,6 @@ from fmtprop.jit.rows import UNROLLED
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
-__all__ = ["RmsNormArguments", "RmsNormKernel"]
-
 
 class RmsNormArguments(Arguments):
     """Arguments of the code."""

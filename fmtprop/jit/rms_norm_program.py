@@ -10,8 +10,6 @@ from fmtprop.jit.program import Program
 from fmtprop.jit.rms_norm import RmsNormArguments
 from fmtprop.jit.rows import UNROLLED
 
-__all__ = ["rms_norm"]
-
 #: the thread's current row, and the row after its last; the work that is left within a row
 _ITEM, _END, _LEFT = Register.R8, Register.R9, Register.RCX
 

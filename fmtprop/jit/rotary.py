@@ -9,8 +9,6 @@ from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, threads_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
-__all__ = ["RotaryArguments", "RotaryKernel"]
-
 #: bytes of a cosine or sine, and of a row's entry in the table: where its angles start, and where it starts itself
 ANGLE_NBYTES, START_NBYTES = 4, 16
 

@@ -9,8 +9,6 @@ from fmtprop.jit.isa import Isa
 from fmtprop.jit.program import Program
 from fmtprop.jit.rotary import ANGLE_NBYTES, START_NBYTES, RotaryArguments
 
-__all__ = ["rotary"]
-
 #: the thread's current row, and the row after its last; the turns that are left within a row
 _ITEM, _END, _LEFT = Register.R8, Register.R9, Register.RCX
 

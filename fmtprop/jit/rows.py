@@ -24,13 +24,6 @@ from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, address_of, fille
 from fmtprop.jit.standalone import ChannelKernel, StandaloneKernel, StandaloneWork, assembled, offered
 from fmtprop.layout import DataType
 
-__all__ = [
-    "AverageKernel",
-    "BroadcastKernel",
-    "FoldKernel",
-    "broadcast_kernel_for",
-]
-
 #: vectors per turn of a loop
 UNROLLED = 4
 

@@ -13,8 +13,6 @@ from fmtprop.jit.calls import Call
 from fmtprop.jit.kernel import Arguments, BoundKernel, Kernel, address_of, isa, serves
 from fmtprop.layout import DataType
 
-__all__ = ["ChannelKernel", "StandaloneKernel", "StandaloneWork", "assembled", "offered"]
-
 #: operands and results that a program's arguments can point to
 _TENSORS = frozenset(
     {"src", "src_0", "src_1", "key", "value", "mask_0", "mask_1", "scale", "shift", "mean", "variance", "dst"}

@@ -10,8 +10,6 @@ from typing import Any
 
 from fmtprop.jit.memory import place_code
 
-__all__ = ["Watch"]
-
 
 class _Word(ctypes.Structure):
     _fields_ = (("address", c_uint64), ("value", c_uint64))

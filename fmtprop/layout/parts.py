@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from fmtprop.errors import FormatError, ShapeError
 from fmtprop.layout.desc import MemoryDesc
 
-__all__ = ["in_place_parts"]
-
 
 def in_place_parts(whole: MemoryDesc, axis: int, sizes: Sequence[int]) -> list[MemoryDesc] | None:
     """Cut a format along an axis into dense parts, each a range of the storage.

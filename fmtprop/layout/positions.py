@@ -9,8 +9,6 @@ import numpy.typing as npt
 from fmtprop.layout import address, geometry
 from fmtprop.layout.base import DescBase
 
-__all__ = ["WithPositions"]
-
 
 class WithPositions(DescBase):
     """Logical indices and positions; see :class:`~fmtprop.layout.MemoryDesc`."""

@@ -16,8 +16,6 @@ from fmtprop.lens.tracer import Tracer
 from fmtprop.lens.variants import VARIANTS, measure
 from fmtprop.system.limits import MAX_RUNS
 
-__all__ = ["explain_torch", "in_other_ways"]
-
 
 def explain_torch(
     module: torch.nn.Module, inputs: Any, *, variants: Sequence[str] = tuple(VARIANTS), repeats: int = 10

@@ -17,8 +17,6 @@ from fmtprop.system.printable import printable
 if TYPE_CHECKING:
     from fmtprop.lens.tracer import OperatorCall
 
-__all__ = ["Lens", "OperatorRow", "lens_from", "lens_of"]
-
 #: version of the JSON form
 SCHEMA = 4
 _SHOWN = 20

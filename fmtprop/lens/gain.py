@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LEAST_TURNS", "LONGEST_SECONDS", "WAYS", "Gain", "Measurement", "gain_of"]
-
 #: ways to run a module, except eager
 WAYS = ("channels_last", "mkldnn", "inductor", "fmtprop")
 #: turns before an interval is believed, and time for further turns until it is narrow

@@ -22,8 +22,6 @@ from fmtprop.lens.gain import LEAST_TURNS
 from fmtprop.lens.tracer import Subject, Tracer
 from fmtprop.lens.variants import FAILURES
 
-__all__ = ["main"]
-
 
 def main(arguments: list[str]) -> None:
     """Run a program, and write the tracer's findings, however the program ends.

@@ -18,8 +18,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from fmtprop.lens.gain import LEAST_TURNS, LONGEST_SECONDS, Gain, gain_of
 
-__all__ = ["channels_last_saving"]
-
 #: runs that fill caches
 _WARMUP_RUNS = 2
 

@@ -12,8 +12,6 @@ from fmtprop.report.profile import document, nested, span
 if TYPE_CHECKING:
     from fmtprop.lens.tracer import OperatorCall
 
-__all__ = ["trace"]
-
 
 def trace(calls: Sequence[OperatorCall], profile: str | PathLike[str] | None = None) -> str:
     """Return operators and the primitives within them; or an export of torch.profiler with the primitives added.

@@ -26,8 +26,6 @@ from fmtprop.errors import FmtpropError
 from fmtprop.verbose import Execution, executions_of
 from fmtprop.verbose.parse import MARKER
 
-__all__ = ["OperatorCall", "Subject", "Tracer", "logging", "output_of"]
-
 #: folder of PyTorch's files: their lines are not the user's
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(__file__) + os.sep

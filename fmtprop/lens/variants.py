@@ -20,8 +20,6 @@ from fmtprop.runtime.agreement import error_of_numbers
 from fmtprop.system.printable import first_line
 from fmtprop.verbose import Ledger
 
-__all__ = ["FAILURES", "VARIANTS", "measure"]
-
 #: errors of a way to run a model that PyTorch or fmtprop does not support: they are reported, and the others run
 FAILURES = (RuntimeError, TypeError, NotImplementedError, AttributeError, ValueError, FmtpropError)
 

@@ -10,8 +10,6 @@ import torch
 
 from fmtprop.errors import InputError
 
-__all__ = ["NodeArg", "node_arg", "value_of", "written"]
-
 
 @dataclass(frozen=True)
 class NodeArg:

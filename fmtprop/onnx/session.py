@@ -23,8 +23,6 @@ from fmtprop.frontends.onnx import open_program
 from fmtprop.onnx.arrays import NodeArg, node_arg, value_of, written
 from fmtprop.runtime.threads import on_cpu
 
-__all__ = ["IOBinding", "InferenceSession", "ModelMetadata"]
-
 #: number of plans that a session keeps, the most recently used ones
 MAX_SHAPES: Final = 8
 

@@ -21,8 +21,6 @@ from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.sum import Sum
 
-__all__ = ["Scores", "attention", "is_product"]
-
 #: most elements of a constant mask that is examined
 _MOST_NUMBERS = 1 << 24
 

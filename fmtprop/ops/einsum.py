@@ -16,8 +16,6 @@ from fmtprop.ops.arguments import computable
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.view_attrs import permuted, reshaped
 
-__all__ = ["Contraction", "contraction", "import_einsum"]
-
 #: a tensor, and a letter for each of its axes
 Factor = tuple[Value, str]
 

@@ -17,8 +17,6 @@ from fmtprop.ir.op import Category, Reference, opdef
 from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
 from fmtprop.layout import DataType
 
-__all__ = ["apply_post_op", "evaluate", "evaluate_node"]
-
 
 def evaluate(graph: Graph, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """Run a graph at any stage.

@@ -15,8 +15,6 @@ from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.view_attrs import windowed
 
-__all__ = ["gru_cell", "lstm_cell", "rnn_cell"]
-
 
 def _products(call: Call) -> tuple[Value, Value] | None:
     """Return the products of the input and of the state with their weights."""

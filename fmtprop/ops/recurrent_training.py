@@ -21,8 +21,6 @@ from fmtprop.ops.workspace import WORKSPACE, WORKSPACE_TYPE, lowering_with_works
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveDesc
 
-__all__ = ["OPS", "gradients"]
-
 # ---------------------------------------------------------------- names
 
 _LEARNED = ("weights_layer", "weights_iter", "bias")

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["RULES", "together"]
-
 Dims = list[int] | None
 
 

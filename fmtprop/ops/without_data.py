@@ -14,9 +14,6 @@ import torch
 from fmtprop.ir.tensors import map_tensors
 from fmtprop.ops.shape_rules import RULES, together
 
-__all__ = ["has_unknown", "result_of", "without_data"]
-
-
 #: types of arguments without tensors
 _LEAVES = frozenset({int, float, bool, str, type(None)})
 

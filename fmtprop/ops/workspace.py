@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from fmtprop.dnnl import PrimitiveDesc
     from fmtprop.layout import MemoryDesc
 
-__all__ = ["WORKSPACE", "WORKSPACE_TYPE", "lowering_with_workspace"]
-
 WORKSPACE = Operand("workspace", "WORKSPACE")
 WORKSPACE_TYPE = TensorType((1,), "u8")
 

@@ -16,8 +16,6 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.ir.verify import Stage, verify
 
-__all__ = ["NodePass", "Observer", "Pass", "Pipeline"]
-
 #: called with a pass's name and its result
 Observer = Callable[[str, Graph], None]
 

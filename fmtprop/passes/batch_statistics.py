@@ -12,8 +12,6 @@ from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.normalization import LayerNorm
 from fmtprop.passes.base import NodePass
 
-__all__ = ["ReadVariance"]
-
 
 @dataclass(frozen=True)
 class ReadVariance(NodePass):

@@ -12,8 +12,6 @@ from fmtprop.ir.op import opdef
 from fmtprop.ir.post_ops import types_along
 from fmtprop.passes.slice_batch import batch_of
 
-__all__ = ["ChangeBatch"]
-
 
 @dataclass(frozen=True)
 class ChangeBatch:

@@ -24,8 +24,6 @@ from fmtprop.ops.convolution import Conv
 from fmtprop.ops.view_attrs import Permute, Reshape, Slice
 from fmtprop.passes.expand import ExpandingPass, Expansion, has_constant_parameters, is_f32
 
-__all__ = ["DepthwisePlanes"]
-
 #: most columns of padding that all kernels take: `jit_dw` pads at most one block of columns, of 4 on AVX2
 _FEW_COLUMNS = 4
 

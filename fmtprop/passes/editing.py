@@ -15,21 +15,6 @@ from fmtprop.ops.building import emit
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.view_attrs import Slice
 
-__all__ = [
-    "bypass",
-    "constant",
-    "insert",
-    "is_constant",
-    "is_square",
-    "new_constant",
-    "only_reader",
-    "own_producer",
-    "shown",
-    "unused_name",
-    "viewed_constant",
-    "window",
-]
-
 
 def is_constant(graph: Graph, value: Value) -> bool:
     """Return whether a value is a constant of the graph."""

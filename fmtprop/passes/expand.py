@@ -20,8 +20,6 @@ from fmtprop.ops.building import emit
 from fmtprop.ops.view_attrs import Permute, Reshape, Slice
 from fmtprop.passes.editing import unused_name
 
-__all__ = ["ExpandingPass", "Expansion", "constant_behind", "has_constant_parameters", "is_f32"]
-
 
 class Expansion:
     """The nodes that replace one node; the last of them has that node's name.

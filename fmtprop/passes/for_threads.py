@@ -22,8 +22,6 @@ from fmtprop.passes.editing import unused_name
 from fmtprop.passes.formats import describe
 from fmtprop.passes.target import Candidate, Target
 
-__all__ = ["ForThreads"]
-
 
 @dataclass(frozen=True)
 class ForThreads:

@@ -17,8 +17,6 @@ from fmtprop.ops.binary import Binary
 from fmtprop.ops.view_attrs import Slice
 from fmtprop.passes.editing import bypass, only_reader, window
 
-__all__ = ["JoinAdditions"]
-
 
 @dataclass(frozen=True)
 class JoinAdditions:

@@ -16,8 +16,6 @@ from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.tensors import Constant, materialise
 
-__all__ = ["MarkExact"]
-
 #: numbers of larger constants are not examined
 _LARGEST_NBYTES = 16 << 20
 

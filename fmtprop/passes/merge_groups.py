@@ -23,8 +23,6 @@ from fmtprop.ops.convolution import Conv
 from fmtprop.ops.view_attrs import Reshape
 from fmtprop.passes.expand import ExpandingPass, Expansion, has_constant_parameters
 
-__all__ = ["MergeGroups"]
-
 #: most groups that are merged into one; the number of products grows by this factor
 _MOST_GROUPS = 8
 

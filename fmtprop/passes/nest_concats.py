@@ -14,8 +14,6 @@ from fmtprop.ir.node import Attrs, Node, Value
 from fmtprop.layout import DataType
 from fmtprop.passes.editing import bypass
 
-__all__ = ["NestConcats"]
-
 
 @dataclass(frozen=True)
 class NestConcats:

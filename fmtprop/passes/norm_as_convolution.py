@@ -22,8 +22,6 @@ from fmtprop.ops.view_attrs import Reshape
 from fmtprop.passes.expand import ExpandingPass, Expansion, has_constant_parameters, is_f32
 from fmtprop.passes.fold_batch_norm import batch_norm_affine
 
-__all__ = ["NormAsConvolution"]
-
 
 class NormAsConvolution(ExpandingPass):
     """Rewrite batch normalizations with constant statistics."""

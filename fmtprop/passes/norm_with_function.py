@@ -16,8 +16,6 @@ from fmtprop.ops.eltwise_backward import EltwiseGradient
 from fmtprop.passes.editing import bypass, only_reader
 from fmtprop.passes.target import Costs, Setting
 
-__all__ = ["NormWithFunction"]
-
 #: returns a node with the way to run it on inputs; None if there is none
 _Settle = Callable[[Node, Mapping[str, Value]], "Node | None"]
 

@@ -14,8 +14,6 @@ from fmtprop.ops.workspace import WORKSPACE
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass
 
-__all__ = ["PairMaxPoolings"]
-
 #: PyTorch's pooling with indices -> spatial axes
 _POOLINGS = {
     f"aten.{name}.default": axes

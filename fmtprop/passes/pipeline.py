@@ -28,8 +28,6 @@ from fmtprop.passes.recognise_rms_norm import RecogniseRmsNorm
 from fmtprop.passes.recognise_rotary import RecogniseRotary
 from fmtprop.passes.remove_identities import RemoveIdentities
 
-__all__ = ["NORMALISE"]
-
 #: imported graph -> normal graph
 NORMALISE: tuple[Pass, ...] = (
     # first, so that nothing stands between the nodes of a pattern

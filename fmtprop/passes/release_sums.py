@@ -11,8 +11,6 @@ from fmtprop.ir.node import Node, PostOp
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.sum import Sum
 
-__all__ = ["ReleaseSums"]
-
 
 @dataclass(frozen=True)
 class ReleaseSums:

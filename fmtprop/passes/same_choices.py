@@ -22,8 +22,6 @@ from fmtprop.passes.assign import desc_of_constant
 from fmtprop.passes.formats import describe, like, plain, unspecified
 from fmtprop.passes.target import Candidate, Costs, Request, Setting, can_be_read
 
-__all__ = ["SameChoices"]
-
 #: from the last of several nodes to one node that replaces them, its operands, and their names
 Fusion = Callable[[Graph, Node], "tuple[Node, dict[str, Value], tuple[str, ...]] | None"]
 

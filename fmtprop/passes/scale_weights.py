@@ -20,8 +20,6 @@ from fmtprop.ops.view_attrs import Permute, Reshape
 from fmtprop.passes.editing import only_reader
 from fmtprop.passes.expand import ExpandingPass, Expansion
 
-__all__ = ["ScaleWeights"]
-
 #: the source must have so many times more elements than the weights: kernels pack scaled weights in every run
 _FEWER_RATIO = 4
 

@@ -20,8 +20,6 @@ from fmtprop.ops.view_attrs import Slice
 from fmtprop.passes.editing import unused_name
 from fmtprop.system.machine import last_level_cache_nbytes
 
-__all__ = ["SliceBatch", "batch_of"]
-
 
 @dataclass(frozen=True)
 class SliceBatch:

@@ -17,8 +17,6 @@ from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.view_attrs import Slice
 from fmtprop.passes.expand import ExpandingPass, Expansion, has_constant_parameters
 
-__all__ = ["WholeStrides"]
-
 
 @dataclass(frozen=True)
 class WholeStrides(ExpandingPass):

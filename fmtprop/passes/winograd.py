@@ -32,8 +32,6 @@ from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.view_attrs import Permute, Reshape, Slice
 from fmtprop.passes.expand import ExpandingPass, Expansion, has_constant_parameters, is_f32
 
-__all__ = ["Winograd"]
-
 #: products of a tile -> points at which its polynomials are evaluated, in addition to infinity. A search found them to
 #: have the least rounding errors, or almost; they and the entries of A and B are exact in f32
 _POINTS: Mapping[int, tuple[float, ...]] = {

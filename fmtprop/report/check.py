@@ -19,8 +19,6 @@ from fmtprop.system.printable import printable
 if TYPE_CHECKING:
     from fmtprop.report.model import Report
 
-__all__ = ["Limits", "Violation", "check", "junit", "sarif"]
-
 #: the rules, and their meanings
 RULES = {
     "max-reorders": "A run executes at most so many reorders.",

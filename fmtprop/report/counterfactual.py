@@ -34,8 +34,6 @@ from fmtprop.tuning.identity import identity_of
 if TYPE_CHECKING:
     from fmtprop.report.model import Compiled
 
-__all__ = ["FORCED", "PAYS", "UNCERTAIN", "UNSOLVED", "WASTED", "Counterfactual", "Rivals", "is_format_change"]
-
 #: verdicts: no plan exists without it; plans without it cost more; a plan without it costs no more; the difference is
 #: within the errors of the costs; not asked
 FORCED, PAYS, WASTED, UNCERTAIN, UNSOLVED = "forced", "pays", "avoidable", "uncertain", "not solved"

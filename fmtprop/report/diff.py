@@ -17,8 +17,6 @@ from fmtprop.report.model import SCHEMA
 from fmtprop.system.files import path_of, read
 from fmtprop.system.printable import printable
 
-__all__ = ["Change", "Difference", "Told", "chosen", "compare", "read_reports", "told", "told_plan"]
-
 #: size of the largest report that is read
 _LARGEST_NBYTES = 256 << 20
 

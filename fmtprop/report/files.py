@@ -14,8 +14,6 @@ from typing import Protocol
 from fmtprop.errors import FmtpropError
 from fmtprop.system.files import check_replaceable, path_of, replacing
 
-__all__ = ["FORMS", "Renderable", "check_destination", "write_report", "write_text"]
-
 #: file extension -> the method that renders its form
 FORMS = {".txt": "to_text", ".json": "to_json", ".html": "to_html"}
 

@@ -10,8 +10,6 @@ from fmtprop.passes.formats import describe
 from fmtprop.report.model import op_with_tail
 from fmtprop.system.printable import printable
 
-__all__ = ["graph_dot", "graphs_dot"]
-
 _STYLES = {
     "input": "shape=ellipse",
     "output": "shape=ellipse",

@@ -14,8 +14,6 @@ from fmtprop.passes.formats import describe
 from fmtprop.report.model import op_with_tail
 from fmtprop.system.printable import printable
 
-__all__ = ["catalogue_data", "catalogue_text", "graph_data", "graph_text", "graphs_text", "op_counts"]
-
 
 def graph_text(graph: Graph, title: str = "") -> str:
     """Return a graph as text.

@@ -26,8 +26,6 @@ from fmtprop.system.printable import printable
 if TYPE_CHECKING:
     from fmtprop.report.model import Report
 
-__all__ = ["notebook", "page"]
-
 #: elements along an axis in the picture of a format, unless a block needs more
 _DRAWN = 2
 #: most elements of a picture

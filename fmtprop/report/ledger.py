@@ -39,18 +39,6 @@ from fmtprop.tuning.peaks import peaks
 if TYPE_CHECKING:
     from fmtprop.report.model import Compiled
 
-__all__ = [
-    "CAUSES",
-    "KINDS",
-    "PARTS",
-    "ReorderRow",
-    "copy_bandwidth",
-    "rows_of_packing",
-    "rows_of_run",
-    "totals",
-    "touched_nbytes",
-]
-
 #: classes of a reorder
 LAYOUT, DATA_TYPE, BOTH, WEIGHTS, BOUNDARY, COPY = KINDS = (
     "layout", "data type", "both", "weights", "boundary", "copy in place",

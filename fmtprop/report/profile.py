@@ -17,8 +17,6 @@ from typing import Any
 from fmtprop.errors import FmtpropError, InputError
 from fmtprop.system.files import path_of, read
 
-__all__ = ["document", "named", "nested", "span"]
-
 #: torch.profiler counts from the last multiple of a quarter of a year since 1970: so sums of ``ts`` stay exact
 _QUARTER_SECONDS = 7_889_238
 #: the largest export that is read

@@ -15,8 +15,6 @@ from typing import Any
 
 from fmtprop.report.model import SCHEMA, Report
 
-__all__ = ["json_schema"]
-
 _SUMS = {
     "type": "array",
     "items": {

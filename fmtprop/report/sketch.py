@@ -15,8 +15,6 @@ from fmtprop.ir.node import Node
 from fmtprop.passes.formats import describe
 from fmtprop.runtime.plan import Home, Plan
 
-__all__ = ["BufferRow", "EdgeRow", "NodeRow", "buffers_of", "edges_of", "nodes_of"]
-
 #: width over height of the picture, in nodes
 _ASPECT = 1.6
 #: layers that a column has room for, at least

@@ -11,8 +11,6 @@ from fmtprop.report.profile import document, named, span
 if TYPE_CHECKING:
     from fmtprop.report.model import Report
 
-__all__ = ["trace"]
-
 _PROCESS = "fmtprop"
 
 

@@ -14,8 +14,6 @@ from fmtprop.ir.ports import port, result_names
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
 
-__all__ = ["TOLERANCE", "error_of_numbers", "relative_error", "small_numbers", "tolerance_of"]
-
 #: largest error of one primitive, relative to the largest magnitude of the reference
 TOLERANCE = {DataType.F64: 1e-13, DataType.F32: 2e-5, DataType.BF16: 2e-2, DataType.F16: 4e-3}
 

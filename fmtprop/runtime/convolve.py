@@ -16,8 +16,6 @@ import torch.nn.functional as F
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.window import torch_padding, window_count
 
-__all__ = ["convolve"]
-
 
 def convolve(attrs: Conv, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate a convolution, as its op's reference does.

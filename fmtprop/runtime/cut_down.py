@@ -20,8 +20,6 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.passes.formats import like
 from fmtprop.passes.target import Target
 
-__all__ = ["cut_down"]
-
 #: a node with more bytes of operands and results is cut down
 _LARGE_NBYTES = 2 << 20
 

@@ -31,8 +31,6 @@ from fmtprop.runtime.plan import Plan
 from fmtprop.system.machine import last_level_cache_nbytes
 from fmtprop.targets.memory import align, numbers
 
-__all__ = ["runs_on_any_numbers", "with_dummy_weights"]
-
 
 def runs_on_any_numbers(graph: Graph) -> bool:
     """Return whether a formatted graph can run on any numbers: no PyTorch operator reads results that depend on them.

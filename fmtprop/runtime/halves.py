@@ -24,8 +24,6 @@ from fmtprop.runtime.plan import Plan
 from fmtprop.runtime.threads import current_threads, running_with
 from fmtprop.targets.bound import OutsideError
 
-__all__ = ["Halves"]
-
 T = TypeVar("T")
 
 _TICKET, _GRADIENTS = "ticket", "gradients"

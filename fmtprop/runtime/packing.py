@@ -18,8 +18,6 @@ from fmtprop.runtime.plan import Access
 from fmtprop.runtime.weights import Numbers
 from fmtprop.targets.memory import nbytes_of
 
-__all__ = ["Once", "Packing"]
-
 #: after packing so many bytes of weights, the originals' memory is returned to the system
 _TRIM_NBYTES = 16 << 20
 

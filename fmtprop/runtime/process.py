@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["use_threads"]
-
 
 def use_threads(threads: int | None) -> None:
     """Set the threads of torch, and with them oneDNN's, for the whole process; ``None`` leaves them."""

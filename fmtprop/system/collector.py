@@ -10,8 +10,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["collect_young", "paused"]
-
 
 @contextmanager
 def paused() -> Iterator[None]:

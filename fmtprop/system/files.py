@@ -19,8 +19,6 @@ from typing import BinaryIO
 
 import filelock
 
-__all__ = ["check_readable", "check_regular", "check_replaceable", "locked", "opened", "path_of", "read", "replacing"]
-
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a fifo"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["MAX_RUNS", "MAX_THREADS"]
-
 #: most threads: far more than are useful, far fewer than would make OpenMP end the process
 MAX_THREADS = max(256, 4 * (os.cpu_count() or 1))
 

@@ -6,8 +6,6 @@ import os
 import threading
 from weakref import WeakSet
 
-__all__ = ["ProcessLock"]
-
 _all: WeakSet[ProcessLock] = WeakSet()
 
 

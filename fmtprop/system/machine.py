@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-__all__ = ["cpu_fields", "cpu_model", "last_level_cache_nbytes", "memory_nbytes"]
-
 #: Linux's files; other systems have none
 _CPUINFO, _CACHES = Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu/cpu0/cache")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["first_line", "printable", "printable_lines", "shortened"]
-
 
 def printable(text: str) -> str:
     r"""Return text in which every invisible character is written as its escape.

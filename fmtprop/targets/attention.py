@@ -15,8 +15,6 @@ from fmtprop.ops.building import operand_list
 from fmtprop.passes.formats import by_columns, plain
 from fmtprop.passes.target import Request
 
-__all__ = ["attention_kernels"]
-
 #: more queries of a head are treated in blocks, which read keys and values once for all
 _MOST_QUERIES = 16
 

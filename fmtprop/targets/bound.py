@@ -21,21 +21,6 @@ from fmtprop.jit import Call
 from fmtprop.layout import MemoryDesc
 from fmtprop.targets.memory import view, view_of_tensor
 
-__all__ = [
-    "NOTHING",
-    "REFUSED",
-    "SCRATCHPAD",
-    "Bound",
-    "Memory",
-    "OutsideError",
-    "Place",
-    "PythonCalls",
-    "Stream",
-    "as_planned",
-    "failed",
-    "of_both",
-]
-
 #: name of the scratchpad's place
 SCRATCHPAD = "scratchpad"
 

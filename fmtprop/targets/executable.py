@@ -19,8 +19,6 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.target import Candidate, CostModel, Request
 from fmtprop.targets.bound import Bound, Place, Stream
 
-__all__ = ["Executable", "Implementation", "Provider", "Targets", "implementation", "threads_here"]
-
 
 class Executable(ABC):
     """A built implementation: all slow work is done. Equal steps, and all contexts, can share it."""

@@ -16,8 +16,6 @@ from fmtprop.ops.sum import Sum
 from fmtprop.passes.formats import by_columns, even_step, plain
 from fmtprop.passes.target import Request
 
-__all__ = ["gemv_kernels"]
-
 
 def gemv_kernels(node: Node, request: Request) -> Iterator[tuple[GemvKernel, Request, MemoryDesc]]:
     """Yield the kernel, the formats that it reads, and the one that it writes.

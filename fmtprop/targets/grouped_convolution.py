@@ -14,8 +14,6 @@ from fmtprop.ops.eltwise import Eltwise
 from fmtprop.passes.formats import plain
 from fmtprop.passes.target import Request
 
-__all__ = ["grouped_convolution_kernels"]
-
 
 def grouped_convolution_kernels(
     node: Node, request: Request

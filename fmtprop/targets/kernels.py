@@ -48,8 +48,6 @@ from fmtprop.targets.executable import Executable, Implementation, Provider
 from fmtprop.targets.gemv import gemv_kernels
 from fmtprop.targets.grouped_convolution import grouped_convolution_kernels
 
-__all__ = ["JIT", "kernel_candidates"]
-
 #: who executes, in choices and reports
 JIT = "jit"
 

@@ -20,8 +20,6 @@ from fmtprop.targets.bound import SCRATCHPAD, Bound, Memory, Place, Stream
 from fmtprop.targets.executable import Executable, Implementation, Provider
 from fmtprop.targets.memory import aligned_bytes
 
-__all__ = ["PrimitiveImplementation", "bind_primitive", "one_thread"]
-
 
 @dataclass(frozen=True, eq=False)
 class PrimitiveImplementation(Implementation):

@@ -12,8 +12,6 @@ from fmtprop.targets.mkldnn import MkldnnTarget
 from fmtprop.targets.onednn import OneDnnTarget
 from fmtprop.targets.reference import ReferenceTarget
 
-__all__ = ["provider", "register", "setting_for", "target_names"]
-
 _TARGETS: dict[str, type[Provider]] = {made.name: made for made in (OneDnnTarget, MkldnnTarget)}
 
 

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from fmtprop import dnnl
 
-__all__ = ["attention_in_parts", "heads_in_parts"]
-
 
 def attention_in_parts(function: Callable[..., Tensor], lowered: bool) -> Callable[..., Tensor]:
     """Return PyTorch's function in parts, where these are products in bf16 and their gradients are needed.

@@ -36,8 +36,6 @@ from fmtprop.training.rival import Rival
 from fmtprop.training.step import Step, leading_sizes
 from fmtprop.training.unread_rows import leave_out_unread_rows
 
-__all__ = ["Compiler", "metadata_now", "training_backend"]
-
 #: a backend of torch.compile, or a compiler of AOTAutograd's
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 

@@ -11,8 +11,6 @@ import torch
 from torch import fx
 from torch._higher_order_ops.effects import with_effects
 
-__all__ = ["join_checks", "without_tokens"]
-
 
 def join_checks(program: fx.GraphModule) -> int:
     """Make each check of linear algebra a call that returns the checked result.

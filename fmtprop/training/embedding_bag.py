@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["whole_embedding_bag"]
-
 #: PyTorch's modes; its operator takes their places here
 _MODES = ("sum", "mean", "max")
 

@@ -15,8 +15,6 @@ from torch._guards import Guard, TracingContext
 from torch.nn.modules import module as modules
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["no_hooks_for_saved_tensors", "watch_hooks"]
-
 #: name of Dynamo's guard of a module's list of hooks that is empty; by default, PyTorch installs nothing for it
 _EMPTY = "EMPTY_NN_MODULE_HOOKS_DICT"
 

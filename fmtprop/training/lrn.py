@@ -11,8 +11,6 @@ from torch import Tensor
 from fmtprop.ops.lrn import Lrn
 from fmtprop.ops.lrn_training import is_compiled, reference, reference_backward
 
-__all__ = ["whole_lrn"]
-
 
 def whole_lrn(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return PyTorch's function as one call, or as it is where oneDNN has no kernels of both passes."""

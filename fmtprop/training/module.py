@@ -26,8 +26,6 @@ from fmtprop.training.capture import training_backend
 from fmtprop.training.step import Evaluation, Planner, Step
 from fmtprop.training.views import WithViews, without_views
 
-__all__ = ["TrainingModule"]
-
 #: options with names of inputs or outputs, which a captured graph does not have
 _NAMELESS = ("boundary", "pin")
 

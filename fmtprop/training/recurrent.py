@@ -14,8 +14,6 @@ from torch import Tensor
 from fmtprop.ops.recurrent import KINDS, Kind, Recurrent
 from fmtprop.ops.recurrent_training import gradients
 
-__all__ = ["RECURRENT", "whole_recurrent"]
-
 #: PyTorch's function -> oneDNN's kind, and the activation
 _FUNCTIONS = {
     "lstm": ("lstm", "tanh"),

@@ -22,8 +22,6 @@ from fmtprop.targets.memory import check_fits
 from fmtprop.training.hooks import no_hooks_for_saved_tensors
 from fmtprop.training.step import Step
 
-__all__ = ["Rival", "rival_of"]
-
 _LOG = logging.getLogger(__name__)
 
 

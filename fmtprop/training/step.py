@@ -25,8 +25,6 @@ from fmtprop.runtime.halves import Halves
 from fmtprop.system.locks import ProcessLock
 from fmtprop.training.hooks import no_hooks_for_saved_tensors
 
-__all__ = ["Evaluation", "Planner", "Step", "leading_sizes"]
-
 #: plans an imported graph
 Planner = Callable[[Graph, Options], CompiledModel]
 

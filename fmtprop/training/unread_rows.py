@@ -17,8 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-__all__ = ["leave_out_unread_rows"]
-
 #: more rows than this share of an axis are computed as the program does
 _MOST_SHARE = 0.5
 

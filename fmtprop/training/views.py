@@ -18,8 +18,6 @@ from torch._ops import OpOverload
 
 from fmtprop.frontends.fx_import import placeholders, results_of
 
-__all__ = ["WithViews", "without_views"]
-
 _ATEN = torch.ops.aten
 
 #: views of all elements, each once

@@ -10,8 +10,6 @@ from typing import Any
 
 from fmtprop.verbose.parse import LAST, PLAIN, Execution
 
-__all__ = ["Tally", "Total", "findings"]
-
 #: names of loops without optimized code; a fused depthwise pair also has such a name, but runs the kernels in it
 _LOOP = re.compile(r"(?:^|[:_])ref(?::|_int8|$)")
 

@@ -13,8 +13,6 @@ from fmtprop.system.printable import printable, shortened
 from fmtprop.verbose.findings import Tally, Total, findings
 from fmtprop.verbose.parse import LONGEST_MILLISECONDS, Execution, executions, parse_body, unwrapped
 
-__all__ = ["Ledger"]
-
 #: most distinct executions, and most characters of them; further ones are added up by kind and implementation
 _ENTRIES, _CHARACTERS = 20_000, 1 << 25
 _REST = "(others)"

@@ -19,20 +19,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-__all__ = [
-    "LAST",
-    "LONGEST_MILLISECONDS",
-    "MARKER",
-    "PLAIN",
-    "Execution",
-    "Operand",
-    "executions",
-    "executions_of",
-    "parse_body",
-    "parse_line",
-    "unwrapped",
-]
-
 #: the beginning of the log's lines, which may be anywhere in a line of a program's output
 MARKER = re.compile(r"(onednn|dnnl|mkldnn)_verbose,")
 #: characters that the log never has: the text of a container's JSON log continues there, or a colour ends

@@ -13,8 +13,6 @@ from typing import IO, Any
 
 from fmtprop.errors import FmtpropError
 
-__all__ = ["PIECE_CHARACTERS", "pieces"]
-
 #: characters that are read at once, and characters of a piece: longer lines come in several pieces
 _BLOCK_CHARACTERS, PIECE_CHARACTERS = 1 << 20, 1 << 16
 

@@ -24,8 +24,6 @@ from tests.models import fuzz
 from tests.models.choices import chosen
 from tests.models.fuzz import Model, Program, Step, fresh
 
-__all__ = ["CHANGES", "check_captured"]
-
 _POLICIES = ("optimal", "optimal", "propagate", "naive")
 
 

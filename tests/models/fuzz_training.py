@@ -21,8 +21,6 @@ from fmtprop.errors import ImportModelError
 from tests.models.fuzz import REFUSED, Draw, Model, Program, fresh, values_of
 from tests.models.fuzz_calls import groups_of
 
-__all__ = ["TRAINING_CALLS", "check_steps"]
-
 #: error of a tensor relative to its largest number, to PyTorch's own error, and to the largest number of all
 _RELATIVE, _OWN, _OF_ALL = 1e-4, 10.0, 5e-6
 

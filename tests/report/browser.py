@@ -14,8 +14,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-__all__ = ["CHROMIUM", "Page", "browsing"]
-
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 #: the file descriptors from which Chromium reads commands, and to which it writes answers
 _COMMANDS, _ANSWERS = 3, 4

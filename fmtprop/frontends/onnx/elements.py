@@ -18,18 +18,6 @@ from onnx import TensorProto, helper
 
 from fmtprop.errors import ImportModelError
 
-__all__ = [
-    "TORCH_DTYPES",
-    "array_of",
-    "element_type",
-    "from_array",
-    "from_bytes",
-    "number_of",
-    "numpy_type",
-    "type_name",
-    "type_number",
-]
-
 #: ONNX's element types in which PyTorch computes
 TORCH_DTYPES: Final[dict[int, torch.dtype]] = {
     TensorProto.FLOAT: torch.float32,

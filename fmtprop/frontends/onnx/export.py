@@ -31,8 +31,6 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.sum import Sum
 from fmtprop.system.files import check_replaceable, replacing
 
-__all__ = ["OURS", "model_of", "save"]
-
 #: the first version of ONNX's file format with metadata of nodes and values
 _IR_VERSION: Final = 10
 _PRODUCER: Final = "fmtprop"

@@ -32,8 +32,6 @@ from fmtprop.ir.tensors import tensors_in
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.ops.host_call import Parts
 
-__all__ = ["dims_of", "graph_of"]
-
 
 def dims_of(info: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
     """Return the declared dimensions of an input: numbers, names of dynamic axes, None for unnamed ones.

@@ -12,8 +12,6 @@ from torch.utils.flop_counter import flop_registry
 
 from fmtprop.ops.without_data import result_of, without_data
 
-__all__ = ["CallMode", "SizesOnly"]
-
 
 class CallMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode that makes calls by :meth:`result`."""

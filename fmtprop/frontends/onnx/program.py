@@ -27,8 +27,6 @@ from fmtprop.ops.without_data import without_data
 from fmtprop.system.machine import memory_nbytes
 from fmtprop.system.printable import first_line
 
-__all__ = ["ContradictionError", "LimitError", "OperandsError", "Program"]
-
 #: nodes of branches and loops that an imported model may have, after loops are unrolled
 MOST_UNROLLED_STEPS: Final = 1_000
 #: bytes of small operands: the results of most nodes on them are small too

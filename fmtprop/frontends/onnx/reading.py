@@ -25,8 +25,6 @@ from fmtprop.frontends.onnx.wire import check_counts
 from fmtprop.system.files import opened, path_of
 from fmtprop.system.printable import first_line
 
-__all__ = ["Source", "read_model"]
-
 
 @dataclass(frozen=True)
 class Source:

@@ -25,8 +25,6 @@ from fmtprop.frontends.torch_call import by_schema
 from fmtprop.ir.tensors import map_tensors, tensors_in
 from fmtprop.ops.without_data import result_of
 
-__all__ = ["FEW_ELEMENTS", "Again", "Recorded", "Recording", "Traced", "keep", "note_read"]
-
 
 @dataclass(slots=True, eq=False)
 class Recorded:

@@ -14,9 +14,6 @@ from onnx.reference import ReferenceEvaluator
 
 from fmtprop.frontends.onnx.elements import array_of, from_array
 
-__all__ = ["result_nbytes", "run_node"]
-
-
 #: bytes of an element, at most
 _ELEMENT_NBYTES = 8
 

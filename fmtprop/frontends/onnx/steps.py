@@ -19,8 +19,6 @@ from fmtprop.frontends.onnx import operators
 from fmtprop.frontends.onnx.elements import element_type, from_proto
 from fmtprop.frontends.onnx.operators.values import NotInTorchError
 
-__all__ = ["Body", "Step", "body_of", "expanded", "keywords"]
-
 
 @dataclass
 class Body:

@@ -17,8 +17,6 @@ from fmtprop.errors import ImportModelError
 from fmtprop.frontends.onnx import limits
 from fmtprop.frontends.onnx.elements import numpy_type, type_name
 
-__all__ = ["check_structure", "nbytes_of"]
-
 #: bits of types that share bytes
 _PACKED_BITS = {
     number: int(name.removesuffix("E2M1")[-1])

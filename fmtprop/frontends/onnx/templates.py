@@ -19,8 +19,6 @@ from fmtprop.frontends.onnx.steps import Step
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 
-__all__ = ["Learned", "Template", "run_step"]
-
 #: a value of a template: the place of an operand, counted from -1 down, or of a node; and the index of its result
 _Reference = tuple[int, int]
 

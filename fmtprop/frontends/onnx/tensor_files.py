@@ -25,8 +25,6 @@ from fmtprop.frontends.onnx.structure_check import nbytes_of
 from fmtprop.frontends.onnx.wire import field_at, varint_of
 from fmtprop.system.machine import memory_nbytes
 
-__all__ = ["ExternalData", "OwnData"]
-
 
 class OwnData:
     """A large model file, and the places of its initialisers' raw data.

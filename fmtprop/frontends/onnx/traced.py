@@ -23,8 +23,6 @@ from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.system.printable import first_line
 
-__all__ = ["Traced"]
-
 
 @dataclass(frozen=True)
 class _Problem:

@@ -15,8 +15,6 @@ import onnx
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.onnx import limits
 
-__all__ = ["check_counts", "field_at", "varint_of"]
-
 _VARINT, _BYTES = 0, 2
 #: bytes of numbers of fixed size, by wire type
 _FIXED = {1: 8, 5: 4}

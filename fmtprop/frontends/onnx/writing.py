@@ -17,8 +17,6 @@ from fmtprop.ir.tensors import tensor_type, torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 
-__all__ = ["OPSET", "Writer"]
-
 #: opset of the written nodes: the first in which the operators of all declarations take all floats
 OPSET: Final = 22
 

@@ -14,8 +14,6 @@ from fmtprop.passes.optimal.composition import Composition
 from fmtprop.passes.optimal.problem import Alternative, Problem
 from fmtprop.passes.optimal.ways import Way
 
-__all__ = ["MOST_GROWTH", "growth", "too_rough"]
-
 #: limit of a plan's expected rounding error, relative to direct convolutions
 MOST_GROWTH = 1.8
 

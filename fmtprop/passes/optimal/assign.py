@@ -24,8 +24,6 @@ from fmtprop.passes.optimal.solve import solve
 from fmtprop.passes.optimal.ways import Enumeration, Way
 from fmtprop.passes.target import Candidate, Costs, Setting, candidate_of, is_loop
 
-__all__ = ["MOST_SECONDS", "Certificate", "OptimalFormats", "price", "prices"]
-
 #: most seconds for the solver
 MOST_SECONDS = 10.0
 

@@ -14,8 +14,6 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.passes.target import Candidate
 
-__all__ = ["COMPOSED", "Composition"]
-
 #: the target of a candidate that has a `Composition` as its handle; no node of a formatted graph has it
 COMPOSED = "composed"
 

@@ -24,8 +24,6 @@ from fmtprop.passes.optimal.variants import FUSIONS
 from fmtprop.passes.optimal.ways import Enumeration, Way
 from fmtprop.passes.target import AS_GRADIENT, Candidate, Setting, can_be_read, free_request
 
-__all__ = ["Pins", "enumerate_ways"]
-
 #: "node.operand" or "node.dst" -> its required format
 Pins = Mapping[str, MemoryDesc]
 

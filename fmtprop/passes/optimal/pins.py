@@ -12,8 +12,6 @@ from fmtprop.ir.ports import result_names
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 
-__all__ = ["resolve_pins"]
-
 
 def resolve_pins(graph: Graph, pins: Mapping[str, MemoryDesc | str]) -> dict[str, MemoryDesc]:
     """Return the descriptor of each pin.

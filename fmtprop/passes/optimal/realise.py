@@ -17,8 +17,6 @@ from fmtprop.passes.optimal.problem import Problem, Solution
 from fmtprop.passes.optimal.ways import Way
 from fmtprop.passes.target import Candidate
 
-__all__ = ["realise"]
-
 
 def realise(graph: Graph, problem: Problem, solution: Solution, spec: AssignFormats, baseline: Graph) -> Graph:
     """Return the formatted graph of a solution.

@@ -25,8 +25,6 @@ from fmtprop.passes.optimal.variants import EXPANSIONS
 from fmtprop.passes.target import Candidate, Request, Target
 from fmtprop.passes.winograd import Winograd
 
-__all__ = ["expansions"]
-
 #: most distinct nodes to try, those with the most work first: each takes about 30 ms, and most others gain little
 _MOST_DISTINCT = 96
 

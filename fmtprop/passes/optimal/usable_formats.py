@@ -17,8 +17,6 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Target
 
-__all__ = ["usable_formats"]
-
 #: most formats of a tensor in addition to its producer's: more would cost more time of the solver than they save
 _MOST_FORMATS = 6
 

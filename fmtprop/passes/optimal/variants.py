@@ -28,8 +28,6 @@ from fmtprop.passes.target import Costs, Setting
 from fmtprop.passes.whole_strides import WholeStrides
 from fmtprop.passes.winograd import Winograd
 
-__all__ = ["EXPANSIONS", "FUSIONS", "OF_GRAPH", "Variant"]
-
 #: from the last of several nodes to one node for all, None where they are no such nodes
 Fusion: TypeAlias = Callable[[Graph, Node], "Fused | None"]
 

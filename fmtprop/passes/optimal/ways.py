@@ -18,8 +18,6 @@ from fmtprop.passes.optimal.composition import COMPOSED
 from fmtprop.passes.optimal.problem import Alternative, Format, Problem, Reorder, Tensor
 from fmtprop.passes.target import Candidate, Costs
 
-__all__ = ["Enumeration", "Way"]
-
 #: targets of candidates that cost nothing, or have known costs
 _UNPRICED = ("view", "boundary", COMPOSED)
 

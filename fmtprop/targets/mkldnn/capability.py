@@ -8,8 +8,6 @@ from fmtprop.targets.mkldnn.fused import FUSED
 from fmtprop.targets.mkldnn.opaque import RULES
 from fmtprop.targets.mkldnn.tail import UNARIES
 
-__all__ = ["capability_table"]
-
 
 def capability_table() -> str:
     """Return the table in Markdown: for each op with a primitive, the operators with a kernel for it.

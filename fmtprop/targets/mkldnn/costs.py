@@ -14,8 +14,6 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Candidate
 from fmtprop.targets.mkldnn.formats import is_opaque
 
-__all__ = ["MkldnnCosts"]
-
 #: rough figures of a current core: seconds of a call from Python, operations per second and thread, bytes per second
 _CALL_SECONDS, _FLOPS_PER_SECOND, _BYTES_PER_SECOND = 1e-5, 6e10, 1e10
 

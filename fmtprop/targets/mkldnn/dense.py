@@ -25,8 +25,6 @@ from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.mkldnn.function import TorchFunction
 from fmtprop.targets.mkldnn.tail import finish
 
-__all__ = ["dense_candidates"]
-
 
 def dense_candidates(node: Node, request: Request) -> Iterator[Candidate]:
     """Yield PyTorch's way, if every operand is strided and PyTorch writes the requested formats."""

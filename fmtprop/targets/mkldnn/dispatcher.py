@@ -9,8 +9,6 @@ import torch
 
 from fmtprop.layout import DataType
 
-__all__ = ["accepts_unary", "computes_in", "has_kernel"]
-
 _CHANNELS = 8
 
 

@@ -9,8 +9,6 @@ import torch
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
 
-__all__ = ["copied", "is_opaque", "opaque", "packed", "packing_of"]
-
 #: token of the format of an activation in an mkldnn tensor: operators accept any blocks
 _ACTIVATION = "mkldnn"
 

@@ -17,8 +17,6 @@ from fmtprop.targets.bound import Bound, Place, Stream
 from fmtprop.targets.executable import Executable, Implementation, Provider
 from fmtprop.targets.mkldnn.formats import copied, packing_of
 
-__all__ = ["TorchFunction"]
-
 
 @dataclass(frozen=True)
 class TorchFunction(Implementation):

@@ -30,8 +30,6 @@ from fmtprop.targets.mkldnn.formats import copied, packed, packing_of
 from fmtprop.targets.mkldnn.function import TorchFunction
 from fmtprop.targets.mkldnn.tail import Tail, finish, split
 
-__all__ = ["FUSED", "ConvPacking", "DeconvPacking", "LinearPacking", "fused_candidates", "stored"]
-
 _NAME = "mkldnn"
 _LINEAR = "mkldnn::_linear_pointwise"
 

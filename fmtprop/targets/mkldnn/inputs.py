@@ -15,8 +15,6 @@ from fmtprop.targets.mkldnn.formats import copied, is_opaque
 from fmtprop.targets.mkldnn.inspection import bytes_of, inspect
 from fmtprop.targets.primitive import laid_out
 
-__all__ = ["in_format"]
-
 
 def in_format(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
     """Return a tensor's numbers in a plan's format.

@@ -18,8 +18,6 @@ import torch
 from fmtprop.errors import FmtpropError, InputError, LibraryError
 from fmtprop.layout import DataType, MemoryDesc, unpack
 
-__all__ = ["bytes_of", "inspect"]
-
 #: bytes of the description: the struct, then PyTorch's number of groups
 _NBYTES = 772
 _MOST_AXES = 12

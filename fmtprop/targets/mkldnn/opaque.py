@@ -29,8 +29,6 @@ from fmtprop.targets.mkldnn.dispatcher import computes_in, has_kernel
 from fmtprop.targets.mkldnn.formats import opaque
 from fmtprop.targets.mkldnn.function import TorchFunction
 
-__all__ = ["RULES", "Rule", "opaque_candidates"]
-
 Dims = Mapping[str, tuple[int, ...]]
 
 

@@ -24,8 +24,6 @@ from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.mkldnn.dispatcher import computes_in, has_kernel
 from fmtprop.targets.mkldnn.function import TorchFunction
 
-__all__ = ["recurrent_candidates"]
-
 _FORWARD, _BACKWARD = "aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward"
 
 #: PyTorch's number of an LSTM; its oneDNN layers of other kinds do not run

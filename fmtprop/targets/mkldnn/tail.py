@@ -18,8 +18,6 @@ from fmtprop.ops.evaluate import apply_post_op
 from fmtprop.ops.sum import Sum
 from fmtprop.targets.mkldnn.dispatcher import accepts_unary
 
-__all__ = ["UNARIES", "Tail", "Unary", "finish", "split"]
-
 _SIXTH = 1 / 6
 
 

@@ -26,8 +26,6 @@ from fmtprop.targets.mkldnn.fused import ConvPacking, DeconvPacking, LinearPacki
 from fmtprop.targets.mkldnn.opaque import opaque_candidates
 from fmtprop.targets.mkldnn.recurrent import recurrent_candidates
 
-__all__ = ["MkldnnTarget"]
-
 #: rough costs of a reorder, for comparisons: seconds per call, bytes per second
 _CALL_SECONDS, _BYTES_PER_SECOND = 1e-5, 5e9
 

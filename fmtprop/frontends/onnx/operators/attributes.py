@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["calling", "passed_to"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

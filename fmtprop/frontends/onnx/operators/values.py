@@ -18,23 +18,6 @@ from fmtprop.frontends.onnx import limits
 from fmtprop.frontends.onnx.recording import note_read
 from fmtprop.ops.without_data import has_unknown
 
-__all__ = [
-    "DataDependentError",
-    "NotInTorchError",
-    "axes_of",
-    "axis_of",
-    "check_places",
-    "data",
-    "flag",
-    "floats",
-    "integer",
-    "ints",
-    "is_known",
-    "is_repeated",
-    "known",
-    "number",
-]
-
 
 class DataDependentError(ImportModelError):
     """A number that a graph must know depends on the values of the inputs."""
