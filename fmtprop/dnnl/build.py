@@ -16,7 +16,7 @@ from fmtprop.dnnl.enums import data_type
 from fmtprop.dnnl.fields import query_fields
 from fmtprop.dnnl.library import lib, raise_status
 from fmtprop.dnnl.sizes import int64_array
-from fmtprop.errors import FormatError, ShapeError
+from fmtprop.errors import DnnlError, FormatError, ShapeError
 from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.layout.geometry import INT64_MAX
 from fmtprop.layout.tags import LETTERS
@@ -121,9 +121,29 @@ def _create_dense(dims: Sequence[int], desc: MemoryDesc, tag: str) -> _abi.dnnl_
 
 
 def _create_region(desc: MemoryDesc, blocks: Sequence[int]) -> _abi.dnnl_memory_desc_t:
-    """Create the layout as a region of a dense parent."""
-    order = sorted(range(len(desc.dims)), key=lambda axis: (-desc.strides[axis], axis))
-    counts, offsets = _parent(desc, blocks, order)
+    """Create the layout as a region of a dense parent.
+
+    The stride of an axis of one block has no effect. Implementations know a format by it, so it stays if it can; the
+    other order has such axes inside all others.
+    """
+    usual = sorted(range(len(desc.dims)), key=lambda axis: (-desc.strides[axis], axis))
+    free = [axis for axis in usual if desc.padded_dims[axis] == blocks[axis]]
+    try:
+        return _create_in_order(desc, blocks, usual, [axis for axis in usual[-1:] if axis in free])
+    except (FormatError, DnnlError):
+        inside = [axis for axis in usual if axis not in free]
+        inside += sorted(free, key=lambda axis: _needs_border(desc, axis))
+        if inside == usual:
+            raise
+        return _create_in_order(desc, blocks, inside, free)
+
+
+def _create_in_order(
+    desc: MemoryDesc, blocks: Sequence[int], order: Sequence[int], free: Sequence[int]
+) -> _abi.dnnl_memory_desc_t:
+    """Create the region with a parent that has its axes in this order; the strides of free axes may be any."""
+    strides = [_innermost(desc) if axis in free else stride for axis, stride in enumerate(desc.strides)]
+    counts, offsets = _parent(desc, blocks, order, strides)
     dims = [
         desc.dims[axis] + offsets[axis] if _needs_border(desc, axis) else counts[axis] * blocks[axis]
         for axis in range(len(desc.dims))
@@ -139,12 +159,13 @@ def _create_region(desc: MemoryDesc, blocks: Sequence[int]) -> _abi.dnnl_memory_
         lib().memory_desc_destroy(parent)
 
 
-def _parent(desc: MemoryDesc, blocks: Sequence[int], order: Sequence[int]) -> tuple[list[int], list[int]]:
+def _parent(
+    desc: MemoryDesc, blocks: Sequence[int], order: Sequence[int], strides: Sequence[int]
+) -> tuple[list[int], list[int]]:
     """Return the parent's number of blocks per axis, and the region's start in it, in elements."""
     counts = [-(-padded // block) for padded, block in zip(desc.padded_dims, blocks, strict=True)]
     offsets = [0] * len(counts)
     rest, outside = desc.offset0, None
-    strides = _effective_strides(desc, counts, order)
     for axis in order:
         stride = strides[axis]
         if outside is not None:
@@ -172,14 +193,6 @@ def _parent(desc: MemoryDesc, blocks: Sequence[int], order: Sequence[int]) -> tu
 
 def _innermost(desc: MemoryDesc) -> int:
     return prod(size for _, size in desc.inner_blocks)
-
-
-def _effective_strides(desc: MemoryDesc, counts: Sequence[int], order: Sequence[int]) -> list[int]:
-    """Return the strides, with a dense one for the innermost axis if it has one block (such a stride has no effect)."""
-    strides = list(desc.strides)
-    if order and counts[order[-1]] == 1:
-        strides[order[-1]] = _innermost(desc)
-    return strides
 
 
 def _needs_border(desc: MemoryDesc, axis: int) -> bool:

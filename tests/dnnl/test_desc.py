@@ -104,11 +104,15 @@ def regions() -> list[MemoryDesc]:
 
 
 def single_blocks() -> list[MemoryDesc]:
-    """Return regions with one block along their innermost axis: its stride has no effect, and oneDNN gets another."""
+    """Return regions with an axis of one block: its stride has no effect, and oneDNN gets another."""
     slice_ = MemoryDesc((3, 8, 10), "f32", tag="acB8b").submemory((3, 8, 1), (0, 0, 4))
     return [
         slice_.reshape((3, 8)),
         MemoryDesc((1, 8), "f32", strides=(80, 80), inner_blocks=((1, 8),)),
+        MemoryDesc((24, 16, 1), "f32", strides=(16, 96, 16), inner_blocks=((1, 16),)),
+        MemoryDesc((24, 16, 3), "f32", strides=(16, 96, 400), inner_blocks=((1, 16),)),
+        MemoryDesc((24, 10, 1), "f32", strides=(16, 96, 16), inner_blocks=((1, 16),)),
+        MemoryDesc((1, 1, 2), "f32", strides=(1, 1, 1), offset0=1),
     ]
 
 
@@ -251,7 +255,7 @@ def test_layouts_that_the_api_cannot_create() -> None:
 
 
 def test_a_region_that_onednn_declines_is_a_format_error() -> None:
-    desc = MemoryDesc((1, 1, 2), "s8", strides=(1, 1, 1), offset0=1)
+    desc = MemoryDesc((1, 2, 2), "s8", strides=(1, 2, 1), offset0=1)
     with pytest.raises(FormatError, match=r"oneDNN's API cannot create this layout; reorder it first") as caught:
         NativeDesc.from_desc(desc)
     assert isinstance(caught.value.__cause__, DnnlError)
