@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 
-from fmtprop.jit import StandaloneKernel, offered
+from fmtprop.jit import StandaloneKernel
 from fmtprop.jit.attention import AttentionKernel, Tensor, lanes_for
 from fmtprop.jit.attention_rows import AttentionRowsKernel
 from fmtprop.layout import MemoryDesc
@@ -15,11 +15,13 @@ from fmtprop.ops.building import operand_list
 from fmtprop.passes.formats import by_columns, plain
 from fmtprop.passes.target import Request
 
+_Way = tuple[StandaloneKernel, Request, tuple[MemoryDesc]]
+
 #: more queries of a head are treated in blocks, which read keys and values once for all
 _MOST_QUERIES = 16
 
 
-def attention_kernels(attrs: Attention, request: Request) -> Iterator[tuple[StandaloneKernel, Request, MemoryDesc]]:
+def attention_kernels(attrs: Attention, request: Request) -> Iterator[_Way]:
     """Yield the kernels, the formats that each reads, and the one that it writes.
 
     Operands that a kernel cannot read as they are asked for get a format that it can read: the caller knows the cost of
@@ -30,7 +32,7 @@ def attention_kernels(attrs: Attention, request: Request) -> Iterator[tuple[Stan
         yield from _of_blocks(attrs, request)
 
 
-def _of_few_queries(attrs: Attention, request: Request) -> Iterator[tuple[StandaloneKernel, Request, MemoryDesc]]:
+def _of_few_queries(attrs: Attention, request: Request) -> Iterator[_Way]:
     """Yield the kernel that treats one query after the other."""
     batch, asked = request["dst"].dims[:-2], request["dst"]
     (queries, depth), width = request["src"].dims[-2:], asked.dims[-1]
@@ -51,11 +53,10 @@ def _of_few_queries(attrs: Attention, request: Request) -> Iterator[tuple[Standa
     kernel = AttentionRowsKernel(
         (*batch, queries), depth, width, (keys[0], keys[1]), attrs.scale, tuple(sorted(places.items())), asked.dtype
     )
-    if offered(kernel) is not None:
-        yield kernel, read, dst
+    yield kernel, read, (dst,)
 
 
-def _of_blocks(attrs: Attention, request: Request) -> Iterator[tuple[StandaloneKernel, Request, MemoryDesc]]:
+def _of_blocks(attrs: Attention, request: Request) -> Iterator[_Way]:
     """Yield the kernel that treats vectors of queries."""
     batch = request["dst"].dims[:-2]
     (queries, depth), (keys, width) = request["src"].dims[-2:], request["value"].dims[-2:]
@@ -79,9 +80,7 @@ def _of_blocks(attrs: Attention, request: Request) -> Iterator[tuple[StandaloneK
         masks=tuple(_tensor(mask, -1 if mask.is_plain else None) for mask in masks),
         dtype=dtype,
     )
-    found = offered(kernel)
-    if found is not None:
-        yield found, {name: read[name] for name in request if name != "dst"}, dst
+    yield kernel, {name: read[name] for name in request if name != "dst"}, (dst,)
 
 
 def _with_rows(desc: MemoryDesc, axis: int) -> MemoryDesc:

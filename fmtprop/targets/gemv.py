@@ -7,7 +7,7 @@ from math import prod
 
 from fmtprop.errors import FormatError
 from fmtprop.ir.node import Node, PostOp
-from fmtprop.jit import GemvKernel, Tail, offered
+from fmtprop.jit import GemvKernel, Tail
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import Eltwise
@@ -17,8 +17,8 @@ from fmtprop.passes.formats import by_columns, even_step, plain
 from fmtprop.passes.target import Request
 
 
-def gemv_kernels(node: Node, request: Request) -> Iterator[tuple[GemvKernel, Request, MemoryDesc]]:
-    """Yield the kernel, the formats that it reads, and the one that it writes.
+def gemv_kernels(node: Node, request: Request) -> Iterator[tuple[GemvKernel, Request, tuple[MemoryDesc]]]:
+    """Yield the kernel, the formats that it reads, and the one that it writes; perhaps this machine has none.
 
     The weights of every output follow one another in memory: a matrix that is asked for as `any` gets this format.
 
@@ -42,7 +42,7 @@ def gemv_kernels(node: Node, request: Request) -> Iterator[tuple[GemvKernel, Req
     except FormatError:  # the inputs of an item do not follow one another
         return
     if kernel is not None:
-        yield kernel, {name: formats[name] for name in request if name != "dst"}, formats["dst"]
+        yield kernel, {name: formats[name] for name in request if name != "dst"}, (formats["dst"],)
 
 
 def _as_matmul(formats: Request) -> Request:
@@ -75,17 +75,15 @@ def _kernel(node: Node, formats: Request) -> GemvKernel | None:
     items = {name: _step(desc, dst, range(first)) for name, desc in formats.items()}
     if None in (*rows.values(), *items.values()) or not all(map(_is_consecutive, others.values())):
         return None
-    return offered(
-        GemvKernel(
-            *(outputs, depth, src.dtype, dst.dtype),
-            bias=None if bias is None else bias.dtype,
-            tail=tuple(one for one in tail if one is not None),
-            items=prod(dst.dims[:first]),
-            steps=tuple((name, step) for name, step in items.items() if step),
-            pitch=weights.strides[-1],
-            rows=prod(dst.dims[first:-1]),
-            row_steps=tuple((name, step) for name, step in rows.items() if step),
-        )
+    return GemvKernel(
+        *(outputs, depth, src.dtype, dst.dtype),
+        bias=None if bias is None else bias.dtype,
+        tail=tuple(one for one in tail if one is not None),
+        items=prod(dst.dims[:first]),
+        steps=tuple((name, step) for name, step in items.items() if step),
+        pitch=weights.strides[-1],
+        rows=prod(dst.dims[first:-1]),
+        row_steps=tuple((name, step) for name, step in rows.items() if step),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fmtprop.ir.node import Node
-from fmtprop.jit import GroupedConvolutionKernel, Tail, offered
+from fmtprop.jit import GroupedConvolutionKernel, Tail
 from fmtprop.jit.grouped_convolution import Row
 from fmtprop.jit.kernel import isa
 from fmtprop.layout import DataType, MemoryDesc
@@ -17,7 +17,7 @@ from fmtprop.passes.target import Request
 
 def grouped_convolution_kernels(
     node: Node, request: Request
-) -> Iterator[tuple[GroupedConvolutionKernel, Request, MemoryDesc]]:
+) -> Iterator[tuple[GroupedConvolutionKernel, Request, tuple[MemoryDesc]]]:
     """Yield the kernel, the formats that it reads, and the one that it writes: channels in blocks of a vector.
 
     Parameters
@@ -41,14 +41,12 @@ def grouped_convolution_kernels(
     groups, outputs, inputs, *window = weights.dims
     sizes = zip(src.dims[2:], dst.dims[2:], window, attrs.strides, attrs.dilates, attrs.pad_l, strict=True)
     heights, row = ((*of, stride, skipped + 1, pad) for *of, stride, skipped, pad in sizes)
-    kernel = offered(
-        GroupedConvolutionKernel(
-            *(src.dims[0], groups, inputs, outputs, heights, Row(*row)),
-            has_bias="bias" in request,
-            tail=tuple(Tail(one.alg, one.alpha, one.beta) for one in functions),
-        )
+    kernel = GroupedConvolutionKernel(
+        *(src.dims[0], groups, inputs, outputs, heights, Row(*row)),
+        has_bias="bias" in request,
+        tail=tuple(Tail(one.alg, one.alpha, one.beta) for one in functions),
     )
-    if kernel is None:
+    if not kernel.is_offered:
         return
     lanes = isa().lanes
     blocked = f"aBcd{lanes}b"
@@ -64,4 +62,4 @@ def grouped_convolution_kernels(
     own |= {name: plain(desc) for name, desc in request.items() if name == "bias"}
     if all(request[name].kind == "any" or request[name].at_start() == desc for name, desc in own.items()):
         formats = {name: desc if request[name].kind == "any" else request[name] for name, desc in own.items()}
-        yield kernel, {name: formats[name] for name in request if name != "dst"}, formats["dst"]
+        yield kernel, {name: formats[name] for name in request if name != "dst"}, (formats["dst"],)

@@ -64,6 +64,10 @@ _EMBEDDING, _SELECT, _INDEX = "aten.embedding.default", "aten.index_select.defau
 _REFUSALS = (IndexError(OUTSIDE), RuntimeError(DISORDERED))
 
 
+#: a kernel, the formats that it reads, and those that it writes
+_Way = tuple[StandaloneKernel, Request, tuple[MemoryDesc, ...]]
+
+
 def kernel_candidates(node: Node, request: Request) -> Iterator[Candidate]:
     """Yield the way to run a node by a kernel, if there is one for it and for these formats.
 
@@ -74,49 +78,56 @@ def kernel_candidates(node: Node, request: Request) -> Iterator[Candidate]:
     request : mapping of str to MemoryDesc
         See :meth:`fmtprop.passes.target.Target.candidates`.
     """
-    if isinstance(node.attrs, InnerProduct | MatMul):
-        for product, operands, dst in gemv_kernels(node, request):
-            yield _candidate(product, operands, dst)
-    if isinstance(node.attrs, Conv):
-        for convolution, operands, dst in grouped_convolution_kernels(node, request):
-            yield _candidate(convolution, operands, dst)
-    if node.post_ops:
-        return
-    if isinstance(node.attrs, GroupNorm):
-        yield from _group_normalization(node.attrs, request)
-    if isinstance(node.attrs, RmsNorm):
-        yield from _rms_normalization(node.attrs, request)
-    if isinstance(node.attrs, RotaryEmbedding):
-        yield from _rotary_embedding(node.attrs, request)
-    if isinstance(node.attrs, HostCall) and _copies_rows(node.attrs):
-        yield from _rows(node.attrs, request)
-    if isinstance(node.attrs, EmbeddingBag):
-        yield from _bags(node.attrs, request)
-    if isinstance(node.attrs, BatchStatistics):
-        yield from _batch_normalization(node.attrs, request)
-    if len({desc.dtype for desc in request.values()}) != 1:
-        return
-    if isinstance(node.attrs, Attention):
-        for kernel, operands, dst in attention_kernels(node.attrs, request):
-            yield _candidate(kernel, operands, dst)
-    elif isinstance(node.attrs, Binary):
-        yield from _binary(node.attrs, request)
-    elif isinstance(node.attrs, Reduction):
-        if node.attrs.alg in _FOLDS and (not node.attrs.alg.startswith("norm") or _is_euclidean(node.attrs)):
-            yield from _reduction(_FOLDS[node.attrs.alg], node.attrs.axes, request)
-    elif isinstance(node.attrs, Pooling) and _is_global(node.attrs, request["src"]):
-        yield from _global_pooling(node.attrs.alg, request)
+    for kernel, operands, results in _ways(node, request):
+        if kernel.is_offered:
+            yield Candidate(JIT, kernel.impl, operands, results, handle=KernelImplementation(kernel))
 
 
-def _binary(attrs: Binary, request: Request) -> Iterator[Candidate]:
+def _ways(node: Node, request: Request) -> Iterator[_Way]:
+    """Yield the kernels for a node and these formats; perhaps this machine has none of such sizes."""
+    attrs = node.attrs
+    if isinstance(attrs, InnerProduct | MatMul):
+        yield from gemv_kernels(node, request)
+    elif isinstance(attrs, Conv):
+        yield from grouped_convolution_kernels(node, request)
+    elif node.post_ops:
+        return
+    elif isinstance(attrs, GroupNorm):
+        yield from _group_normalization(attrs, request)
+    elif isinstance(attrs, RmsNorm):
+        yield from _rms_normalization(attrs, request)
+    elif isinstance(attrs, RotaryEmbedding):
+        yield from _rotary_embedding(attrs, request)
+    elif isinstance(attrs, HostCall):
+        if _copies_rows(attrs):
+            yield from _rows(attrs, request)
+    elif isinstance(attrs, EmbeddingBag):
+        yield from _bags(attrs, request)
+    elif isinstance(attrs, BatchStatistics):
+        yield from _batch_normalization(attrs, request)
+    elif len({desc.dtype for desc in request.values()}) != 1:
+        return
+    elif isinstance(attrs, Attention):
+        yield from attention_kernels(attrs, request)
+    elif isinstance(attrs, Binary):
+        yield from _binary(attrs, request)
+    elif isinstance(attrs, Reduction):
+        if attrs.alg in _FOLDS and (not attrs.alg.startswith("norm") or _is_euclidean(attrs)):
+            yield from _reduction(_FOLDS[attrs.alg], attrs.axes, request)
+    elif isinstance(attrs, Pooling) and _is_global(attrs, request["src"]):
+        yield from _global_pooling(attrs.alg, request)
+
+
+def _binary(attrs: Binary, request: Request) -> Iterator[_Way]:
     """Yield the kernel where an operand is broadcast or is a slice; oneDNN serves dense tensors of the same dims."""
     src, other, dst = (request[name] for name in ("src_0", "src_1", "dst"))
     if not _is_in_rows(src) or src.dims != dst.dims:
         return
-    result = dense(src.at_start())
+    own = dense(src.at_start())
     if other.kind == "any":
-        other = like(other, result) or plain(other)
-    if not _is_in_rows(other) or not _is_served(dst, result):
+        other = like(other, own) or plain(other)
+    result = _as_asked(dst, own)
+    if result is None or not _is_in_rows(other):
         return
     if src.dims == other.dims and src.at_start().is_packed and other.at_start().is_packed:
         return
@@ -127,7 +138,7 @@ def _binary(attrs: Binary, request: Request) -> Iterator[Candidate]:
         return
     kernel = broadcast_kernel_for(attrs.alg, tuple((size, step) for size, step, _ in axes), src.dtype, pitch)
     if kernel is not None:
-        yield _candidate(kernel, {"src_0": src, "src_1": other}, result if dst.kind == "any" else dst)
+        yield kernel, {"src_0": src, "src_1": other}, (result,)
 
 
 def _pitch(axes: tuple[tuple[int, int], ...]) -> int | None:
@@ -147,13 +158,13 @@ def _is_global(attrs: Pooling, src: MemoryDesc) -> bool:
     return attrs.kernel == src.dims[2:] and not any((*attrs.pad_l, *attrs.pad_r, *attrs.dilates))
 
 
-def _global_pooling(alg: str, request: Request) -> Iterator[Candidate]:
+def _global_pooling(alg: str, request: Request) -> Iterator[_Way]:
     """Yield the kernel for averages of channels, or else a reduction of the spatial axes."""
     src, dst = request["src"], request["dst"]
     kernel = None if alg == "max" else _average(src)
-    result = channels_last(plain(dst))
-    if kernel is not None and _is_served(dst, result):
-        yield _candidate(kernel, {"src": src}, result if dst.kind == "any" else dst)
+    result = _as_asked(dst, channels_last(plain(dst)))
+    if kernel is not None and result is not None:
+        yield kernel, {"src": src}, (result,)
         return
     yield from _reduction("max" if alg == "max" else "mean", tuple(range(2, src.ndim)), request)
 
@@ -169,27 +180,27 @@ def _average(src: MemoryDesc) -> StandaloneKernel | None:
     return offered(AverageKernel(images, prod(places), channels, src.dtype))
 
 
-def _group_normalization(attrs: GroupNorm, request: Request) -> Iterator[Candidate]:
+def _group_normalization(attrs: GroupNorm, request: Request) -> Iterator[_Way]:
     src, dst = request["src"], request["dst"]
     if src.ndim < 3 or src.at_start() != channels_last(plain(src)) or dst.dtype != src.dtype:
         return
     images, channels, *places = src.dims
     vectors = {name: plain(request[name]) for name in ("scale", "shift") if name in request}
-    fits = _is_served(dst, src.at_start()) and all(desc.dtype is DataType.F32 for desc in vectors.values())
-    kernel = offered(GroupNormKernel(images, prod(places), channels, attrs.groups, attrs.epsilon, src.dtype))
-    if fits and kernel is not None:
-        yield _candidate(kernel, {"src": src, **vectors}, src.at_start() if dst.kind == "any" else dst)
+    result = _as_asked(dst, src.at_start())
+    if result is not None and all(desc.dtype is DataType.F32 for desc in vectors.values()):
+        kernel = GroupNormKernel(images, prod(places), channels, attrs.groups, attrs.epsilon, src.dtype)
+        yield kernel, {"src": src, **vectors}, (result,)
 
 
-def _rms_normalization(attrs: RmsNorm, request: Request) -> Iterator[Candidate]:
-    src, dst = plain(request["src"]), request["dst"]
-    if not _is_served(request["src"], src) or not _is_served(dst, src) or dst.dtype != src.dtype:
+def _rms_normalization(attrs: RmsNorm, request: Request) -> Iterator[_Way]:
+    own = plain(request["src"])
+    src, dst = _as_asked(request["src"], own), _as_asked(request["dst"], own)
+    if src is None or dst is None or request["dst"].dtype != own.dtype:
         return
     vectors = {name: plain(request[name]) for name in ("scale",) if name in request}
-    kernel = offered(RmsNormKernel(prod(src.dims[:-1]), src.dims[-1], attrs.epsilon, src.dtype))
-    if kernel is not None and all(desc.dtype is DataType.F32 for desc in vectors.values()):
-        given = {name: src if desc.kind == "any" else desc for name, desc in request.items() if name in ("src", "dst")}
-        yield _candidate(kernel, {"src": given["src"], **vectors}, given["dst"])
+    if all(desc.dtype is DataType.F32 for desc in vectors.values()):
+        kernel = RmsNormKernel(prod(own.dims[:-1]), own.dims[-1], attrs.epsilon, own.dtype)
+        yield kernel, {"src": src, **vectors}, (dst,)
 
 
 def _copies_rows(attrs: HostCall) -> bool:
@@ -205,7 +216,7 @@ def _copies_rows(attrs: HostCall) -> bool:
     return True
 
 
-def _rows(attrs: HostCall, request: Request) -> Iterator[Candidate]:
+def _rows(attrs: HostCall, request: Request) -> Iterator[_Way]:
     """Yield the kernel where each row of the table lies side by side; indices and result are row-major."""
     formats = {name: plain(desc) if desc.kind == "any" else desc for name, desc in request.items()}
     table, indices, dst = (formats[name] for name in ("src_0", "src_1", "dst"))
@@ -216,18 +227,15 @@ def _rows(attrs: HostCall, request: Request) -> Iterator[Candidate]:
     if indices.at_start() != plain(indices) or dst.at_start() != plain(dst):
         return
     nbytes = table.dtype.nbytes
-    kernel = offered(
-        GatherKernel(
-            *(prod(indices.dims), table.dims[0], prod(table.dims[1:]) * nbytes, table.strides[0] * nbytes),
-            index_nbytes=indices.dtype.nbytes,
-            from_end=attrs.target == _INDEX,
-        )
+    kernel = GatherKernel(
+        *(prod(indices.dims), table.dims[0], prod(table.dims[1:]) * nbytes, table.strides[0] * nbytes),
+        index_nbytes=indices.dtype.nbytes,
+        from_end=attrs.target == _INDEX,
     )
-    if kernel is not None:
-        yield _candidate(kernel, {"src_0": table, "src_1": indices}, dst)
+    yield kernel, {"src_0": table, "src_1": indices}, (dst,)
 
 
-def _bags(attrs: EmbeddingBag, request: Request) -> Iterator[Candidate]:
+def _bags(attrs: EmbeddingBag, request: Request) -> Iterator[_Way]:
     """Yield the kernel where each row of the table lies side by side; all else is row-major."""
     formats = {name: plain(desc) if desc.kind == "any" else desc for name, desc in request.items()}
     table, indices, offsets, dst = (formats[name] for name in ("table", "indices", "offsets", "dst"))
@@ -236,44 +244,41 @@ def _bags(attrs: EmbeddingBag, request: Request) -> Iterator[Candidate]:
         return
     if any(desc.at_start() != plain(desc) for desc in others):
         return
-    kernel = offered(
-        BagKernel(
-            count=indices.dims[0],
-            starts=offsets.dims[0],
-            limit=table.dims[0],
-            columns=table.dims[1],
-            pitch_nbytes=table.strides[0] * table.dtype.nbytes,
-            index_nbytes=indices.dtype.nbytes,
-            dtype=table.dtype,
-            mode=attrs.mode,
-            padding=attrs.padding,
-            has_last=attrs.has_last,
-            has_factors="factors" in request,
-        )
+    kernel = BagKernel(
+        count=indices.dims[0],
+        starts=offsets.dims[0],
+        limit=table.dims[0],
+        columns=table.dims[1],
+        pitch_nbytes=table.strides[0] * table.dtype.nbytes,
+        index_nbytes=indices.dtype.nbytes,
+        dtype=table.dtype,
+        mode=attrs.mode,
+        padding=attrs.padding,
+        has_last=attrs.has_last,
+        has_factors="factors" in request,
     )
-    if kernel is not None:
-        yield _candidate(kernel, {name: desc for name, desc in formats.items() if name != "dst"}, dst)
+    yield kernel, {name: desc for name, desc in formats.items() if name != "dst"}, (dst,)
 
 
-def _rotary_embedding(attrs: RotaryEmbedding, request: Request) -> Iterator[Candidate]:
+def _rotary_embedding(attrs: RotaryEmbedding, request: Request) -> Iterator[_Way]:
     """Yield the kernel where each row lies side by side; the angles are row-major."""
     src, dst, angles = request["src"], request["dst"], {name: plain(request[name]) for name in ("cos", "sin")}
     if not _is_in_rows(src) or src.strides[-1] != 1 or dst.dtype != src.dtype:
         return
-    result = dense(src.at_start())
-    wide = all(desc.dtype is DataType.F32 and _is_served(request[name], desc) for name, desc in angles.items())
-    if not wide or angles["cos"].dims != angles["sin"].dims or result.strides[-1] != 1 or not _is_served(dst, result):
+    own = dense(src.at_start())
+    result = _as_asked(dst, own)
+    wide = all(desc.dtype is DataType.F32 and _as_asked(request[name], desc) for name, desc in angles.items())
+    if not wide or angles["cos"].dims != angles["sin"].dims or own.strides[-1] != 1 or result is None:
         return
     of_angles = angles["cos"]
     steps = [0 if size == 1 else step for size, step in zip(of_angles.dims, of_angles.strides, strict=True)]
-    order = sorted(range(src.ndim - 1), key=lambda axis: -result.strides[axis])
+    order = sorted(range(src.ndim - 1), key=lambda axis: -own.strides[axis])
     axes = tuple((src.dims[axis], steps[axis], src.strides[axis]) for axis in order)
-    kernel = offered(RotaryKernel(axes, src.dims[-1] // 2, src.dtype, interleaved=attrs.interleaved))
-    if kernel is not None:
-        yield _candidate(kernel, {"src": src, **angles}, result if dst.kind == "any" else dst)
+    kernel = RotaryKernel(axes, src.dims[-1] // 2, src.dtype, interleaved=attrs.interleaved)
+    yield kernel, {"src": src, **angles}, (result,)
 
 
-def _batch_normalization(attrs: BatchStatistics, request: Request) -> Iterator[Candidate]:
+def _batch_normalization(attrs: BatchStatistics, request: Request) -> Iterator[_Way]:
     """Yield the kernel of a batch normalization in training, or of its gradient: with channels innermost."""
     gradient = "diff_dst" in request
     src, result = request["src"], "diff_src" if gradient else "dst"
@@ -287,15 +292,10 @@ def _batch_normalization(attrs: BatchStatistics, request: Request) -> Iterator[C
     if any(formats[name].dtype is not DataType.F32 for name in formats if name not in tensors):
         return
     size, channels = prod(src.dims) // max(src.dims[1], 1), src.dims[1]
-    kernel = offered(
-        BatchNormKernel(size, channels, pitches, attrs.epsilon, attrs.limits, src.dtype, gradient=gradient)
-    )
-    if kernel is not None:
-        results = [name for name in ("dst", "mean", "variance") if not gradient and name in request]
-        results = results or [name for name in ("diff_src", "diff_scale", "diff_shift") if name in request]
-        operands = {name: desc for name, desc in formats.items() if name not in results}
-        handle = KernelImplementation(kernel)
-        yield Candidate(JIT, kernel.impl, operands, tuple(formats[name] for name in results), handle=handle)
+    kernel = BatchNormKernel(size, channels, pitches, attrs.epsilon, attrs.limits, src.dtype, gradient=gradient)
+    results = ("diff_src", "diff_scale", "diff_shift") if gradient else ("dst", "mean", "variance")
+    operands = {name: desc for name, desc in formats.items() if name not in results}
+    yield kernel, operands, tuple(formats[name] for name in results if name in request)
 
 
 def _channels_pitch(desc: MemoryDesc) -> int:
@@ -307,15 +307,16 @@ def _channels_pitch(desc: MemoryDesc) -> int:
     return (even_step(places) or 0) if places else desc.dims[1]
 
 
-def _reduction(alg: str, axes: tuple[int, ...], request: Request) -> Iterator[Candidate]:
+def _reduction(alg: str, axes: tuple[int, ...], request: Request) -> Iterator[_Way]:
     src, dst = request["src"], request["dst"]
-    result = like(MemoryDesc(dst.dims, dst.dtype), src)
-    if result is None or not _is_row_of_numbers(src) or not _is_served(dst, result):
+    own = like(MemoryDesc(dst.dims, dst.dtype), src)
+    result = None if own is None else _as_asked(dst, own)
+    if own is None or result is None or not _is_row_of_numbers(src):
         return
-    steps = [0 if axis in axes else step for axis, step in enumerate(result.strides)]
+    steps = [0 if axis in axes else step for axis, step in enumerate(own.strides)]
     kernel = _fold(alg, _merged(src, steps), src)
     if kernel is not None:
-        yield _candidate(kernel, {"src": src}, result if dst.kind == "any" else dst)
+        yield kernel, {"src": src}, (result,)
 
 
 def _fold(alg: str, axes: tuple[tuple[int, ...], ...], src: MemoryDesc) -> FoldKernel | None:
@@ -330,7 +331,7 @@ def _fold(alg: str, axes: tuple[tuple[int, ...], ...], src: MemoryDesc) -> FoldK
     images, columns = (run[0][0] if run else 1 for run in (before, after))
     if alg not in ("max", "min") and (count if columns > 1 else count // _SIDE_BY_SIDE) > FEW_SUMMANDS:
         return None
-    return offered(FoldKernel(alg, images, count, columns, src.dtype))
+    return FoldKernel(alg, images, count, columns, src.dtype)
 
 
 def _merged(desc: MemoryDesc, *steps: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -357,12 +358,11 @@ def _is_row_of_numbers(desc: MemoryDesc) -> bool:
     return _is_in_rows(desc) and desc.at_start().is_packed
 
 
-def _is_served(asked: MemoryDesc, desc: MemoryDesc) -> bool:
-    return asked.kind == "any" or asked.at_start() == desc
-
-
-def _candidate(kernel: StandaloneKernel, operands: Request, dst: MemoryDesc) -> Candidate:
-    return Candidate(JIT, kernel.impl, operands, (dst,), handle=KernelImplementation(kernel))
+def _as_asked(asked: MemoryDesc, own: MemoryDesc) -> MemoryDesc | None:
+    """Return the kernel's own format, at the place that is asked for; None if another format is asked for."""
+    if asked.kind == "any":
+        return own
+    return asked if asked.at_start() == own else None
 
 
 @dataclass(frozen=True, eq=False)
