@@ -215,16 +215,6 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         other._mds.update(self._mds)
         return other
 
-    def next_impl(self) -> PrimitiveDesc | None:
-        """Return oneDNN's next implementation, or None after the last; this object is unchanged.
-
-        Raises
-        ------
-        HandleError
-            The attributes or descriptors of the recipe are closed.
-        """
-        return next(self._later(), None)
-
     def implementations(self) -> Iterator[PrimitiveDesc]:
         """Yield this implementation and all later ones, in oneDNN's order of preference.
 
@@ -234,9 +224,6 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
             This object first; then new objects, each owned by the caller.
         """
         yield self
-        yield from self._later()
-
-    def _later(self) -> Iterator[PrimitiveDesc]:
         # dnnl_primitive_desc_next_impl changes its argument, and a clone loses its position in the list. So a fresh
         # descriptor iterates, and each implementation is cloned.
         with PrimitiveDesc(self.recipe.create(), self.recipe) as walker:

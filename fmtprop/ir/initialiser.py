@@ -8,7 +8,6 @@ graphs, torch or oneDNN: bf16 and other types that numpy lacks are converted by 
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -242,27 +241,6 @@ class Initialiser:
         if unknown := sorted(str(key) for key in set(data) - expected):
             raise GraphError(f"initialiser {kind}: unknown keys: {', '.join(unknown)}")
         return cls(kind, data.get("seed", 0), tuple(data[name] for name in names))
-
-
-def seed_of(name: str) -> int:
-    """Return the seed that belongs to a tensor's name: the CRC-32 of its UTF-8 bytes.
-
-    Parameters
-    ----------
-    name : str
-        Any text, usually the qualified name of a tensor.
-
-    Returns
-    -------
-    int
-        0 <= seed < 2**32, the same on every machine (unlike ``hash``).
-
-    Examples
-    --------
-    >>> seed_of("conv1.weight")
-    3410522421
-    """
-    return zlib.crc32(name.encode("utf-8"))
 
 
 def _parameter_names(kind: object) -> tuple[str, ...]:

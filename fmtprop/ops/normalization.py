@@ -25,7 +25,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
 from fmtprop.ops.building import primitive_of
-from fmtprop.ops.norm_vectors import VECTORS, affine_flags, widened, with_vectors
+from fmtprop.ops.norm_vectors import MEAN, SCALE, SHIFT, VARIANCE, VECTORS, affine_flags, widened, with_vectors
 from fmtprop.ops.reorder import converted
 from fmtprop.ops.view_attrs import reshaped
 
@@ -96,42 +96,36 @@ class GroupNorm(Attrs):
 # ---------------------------------------------------------------- meaning
 
 
-def _check_vectors(types: Mapping[str, TensorType], axis: int) -> None:
-    """Check that every vector operand has as many elements as src has along `axis`."""
-    size = types["src"].dims[axis]
+def _checked(kind: str, form: str, types: Mapping[str, TensorType], axis: int) -> tuple[TensorType, ...]:
+    """Return the type of src, after a check of its rank, and of each vector's size: that of src along `axis`."""
+    src = types["src"]
+    if not 2 <= src.ndim <= 5:
+        raise ShapeError(f"src has {src.ndim} axes but {kind} normalization takes 2 to 5: {form}")
+    axis %= src.ndim
+    size = src.dims[axis]
     for name in VECTORS:
         if name in types and types[name].dims != (size,):
             raise ShapeError(
                 f"{name} has dims {types[name].dims} but src axis {axis} with {size} elements needs ({size},)"
             )
+    return (src,)
 
 
 def infer_batch(attrs: BatchNorm, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
     """Return the type of src, [N, C, …]."""
-    src = types["src"]
-    if not 2 <= src.ndim <= 5:
-        raise ShapeError(f"src has {src.ndim} axes but batch normalization takes 2 to 5: [N, C, …]")
-    _check_vectors(types, 1)
-    return (src,)
+    return _checked("batch", "[N, C, …]", types, 1)
 
 
 def infer_layer(attrs: LayerNorm, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
     """Return the type of src, [..., C]."""
-    src = types["src"]
-    if not 2 <= src.ndim <= 5:
-        raise ShapeError(f"src has {src.ndim} axes but layer normalization takes 2 to 5: [..., C]")
-    _check_vectors(types, src.ndim - 1)
-    return (src,)
+    return _checked("layer", "[..., C]", types, -1)
 
 
 def infer_group(attrs: GroupNorm, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
     """Return the type of src, [N, C, …]."""
-    src = types["src"]
-    if not 2 <= src.ndim <= 5:
-        raise ShapeError(f"src has {src.ndim} axes but group normalization takes 2 to 5: [N, C, …]")
+    (src,) = _checked("group", "[N, C, …]", types, 1)
     if src.dims[1] % attrs.groups:
         raise ShapeError(f"src axis 1 has {src.dims[1]} channels, which groups={attrs.groups} does not divide")
-    _check_vectors(types, 1)
     return (src,)
 
 
@@ -186,10 +180,6 @@ def _primitive(problem: str, op: str) -> Primitive:
 # ---------------------------------------------------------------- importers
 
 
-def _vectors_fit(call: Call, *values: Value | None) -> bool:
-    return all(value is None or call.type(value).dtype is DataType.F32 for value in values)
-
-
 def _in_f32(call: Call, **vectors: Value | None) -> dict[str, Value | None] | None:
     """Return vectors in f32, as oneDNN reads them; None if one cannot be converted."""
     wide = {name: None if v is None else converted(call, v, DataType.F32) for name, v in vectors.items()}
@@ -216,9 +206,10 @@ def _batch_with_statistics(call: Call) -> tuple[Value | None, ...] | None:
 
 def layer_inputs(call: Call) -> tuple[Value, dict[str, Value | None]] | None:
     """Return src as rows, and scale and shift as vectors; None if oneDNN takes no such tensors."""
-    if not _vectors_fit(call, call["weight"], call["bias"]):
+    vectors = {"scale": call["weight"], "shift": call["bias"]}
+    if any(value is not None and call.type(value).dtype is not DataType.F32 for value in vectors.values()):
         return None
-    return _layer_inputs(call, {"scale": call["weight"], "shift": call["bias"]})
+    return _layer_inputs(call, vectors)
 
 
 def _layer_inputs(call: Call, vectors: dict[str, Value | None]) -> tuple[Value, dict[str, Value | None]] | None:
@@ -333,19 +324,10 @@ def samples_group() -> Iterable[Sample]:
     yield Sample("1d", GroupNorm(2), _problem((2, 6, 11), 1, "scale", "shift"))
 
 
-_SCALE = Operand("scale", "SCALE", optional=True, parameter=True)
-_SHIFT = Operand("shift", "SHIFT", optional=True, parameter=True)
-
 BATCH_NORMALIZATION = OpDef(
     name="batch_normalization",
     attrs=BatchNorm,
-    operands=(
-        Operand("src", "SRC"),
-        Operand("mean", "MEAN", parameter=True),
-        Operand("variance", "VARIANCE", parameter=True),
-        _SCALE,
-        _SHIFT,
-    ),
+    operands=(Operand("src", "SRC"), MEAN, VARIANCE, SCALE, SHIFT),
     category=Category.BANDWIDTH,
     infer=infer_batch,
     reference=reference_batch,
@@ -372,7 +354,7 @@ BATCH_NORMALIZATION = OpDef(
 LAYER_NORMALIZATION = OpDef(
     name="layer_normalization",
     attrs=LayerNorm,
-    operands=(Operand("src", "SRC"), _SCALE, _SHIFT),
+    operands=(Operand("src", "SRC"), SCALE, SHIFT),
     category=Category.BANDWIDTH,
     infer=infer_layer,
     reference=reference_layer,
@@ -390,7 +372,7 @@ LAYER_NORMALIZATION = OpDef(
 GROUP_NORMALIZATION = OpDef(
     name="group_normalization",
     attrs=GroupNorm,
-    operands=(Operand("src", "SRC"), _SCALE, _SHIFT),
+    operands=(Operand("src", "SRC"), SCALE, SHIFT),
     category=Category.BANDWIDTH,
     infer=infer_group,
     reference=reference_group,

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
+from fmtprop.ir.node import Node
 from fmtprop.ops.shuffle import Shuffle
 from fmtprop.ops.view_attrs import Permute
 from fmtprop.passes.base import NodePass
-from fmtprop.passes.editing import bypass, insert, only_reader
+from fmtprop.passes.editing import bypass, insert, source_of
 
 
 @dataclass(frozen=True)
@@ -32,23 +32,15 @@ class RecogniseShuffle(NodePass):
     name: ClassVar[str] = "recognise-shuffle"
 
     def _visit(self, graph: Graph, joined: Node) -> None:
-        if joined.op != "reshape":
-            return
-        permuted = _behind(graph, joined, "permute")
-        split = _behind(graph, permuted, "reshape") if permuted is not None else None
-        if permuted is None or split is None or not isinstance(permuted.attrs, Permute):
+        permuted = source_of(graph, joined, "reshape")
+        split = source_of(graph, permuted, "permute")
+        if permuted is None or split is None or split.op != "reshape" or not isinstance(permuted.attrs, Permute):
             return
         source = graph.inputs(split.name)["src"]
         attrs = _shuffle(graph.type_of(source).dims, split.results[0].dims, permuted.attrs.order)
         if attrs is None or graph.type_of(source) != joined.results[0]:
             return
         bypass(graph, joined, [insert(graph, joined, attrs, src=source)])
-
-
-def _behind(graph: Graph, node: Node, op: str) -> Node | None:
-    """Return the producer of a view's source if it is that op and has no other reader."""
-    producer = graph.node(graph.inputs(node.name)["src"].node)
-    return producer if producer.op == op and only_reader(graph, Value(producer.name)) is not None else None
 
 
 def _shuffle(dims: tuple[int, ...], split: tuple[int, ...], order: tuple[int, ...]) -> Shuffle | None:

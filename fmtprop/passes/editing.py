@@ -78,6 +78,23 @@ def own_producer(graph: Graph, value: Value) -> Node | None:
     return None if node.is_boundary or only_reader(graph, value) is None else node
 
 
+def source_of(graph: Graph, node: Node | None, op: str = "") -> Node | None:
+    """Return the node that makes another node's source, of which it is the only reader; None for other nodes.
+
+    Parameters
+    ----------
+    graph : Graph
+        The graph.
+    node : Node or None
+        The reader; None for the end of a chain that is another one.
+    op : str
+        The reader's op; empty for any.
+    """
+    if node is None or (op and node.op != op):
+        return None
+    return own_producer(graph, graph.inputs(node.name)["src"])
+
+
 def is_square(graph: Graph, node: Node, src: Value) -> bool:
     """Return whether a node computes the squares of a value, however a model writes them."""
     attrs = node.attrs

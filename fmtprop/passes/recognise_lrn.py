@@ -13,7 +13,7 @@ from fmtprop.ops.lrn import Lrn
 from fmtprop.ops.pad import Pad
 from fmtprop.ops.pooling import Pooling
 from fmtprop.passes.base import NodePass
-from fmtprop.passes.editing import bypass, insert, is_square, own_producer
+from fmtprop.passes.editing import bypass, insert, is_square, own_producer, source_of
 
 
 @dataclass(frozen=True)
@@ -47,20 +47,20 @@ def _lrn(graph: Graph, src: Value, divisor: Value) -> Lrn | None:
     power = own_producer(graph, divisor)
     if power is None or not isinstance(power.attrs, Eltwise) or (power.attrs.alg, power.attrs.alpha) != ("pow", 1.0):
         return None
-    alpha, k, node = 1.0, 0.0, _behind(graph, power)
+    alpha, k, node = 1.0, 0.0, source_of(graph, power)
     while node is not None and isinstance(node.attrs, Eltwise) and node.attrs.alg == "linear":
         alpha, k = alpha * node.attrs.alpha, alpha * node.attrs.beta + k
-        node = _behind(graph, node)
+        node = source_of(graph, node)
     size = _window(graph, node, src)
     return None if size is None else Lrn("across_channels", size, alpha, power.attrs.beta, k)
 
 
 def _window(graph: Graph, joined: Node | None, src: Value) -> int | None:
     """Return the number of channels that are averaged: reshape, pad, pooling, reshape of the squares of src."""
-    pooled = _behind(graph, joined, "reshape")
-    padded = _behind(graph, pooled, "pooling")
-    split = _behind(graph, padded, "pad")
-    squares = _behind(graph, split, "reshape")
+    pooled = source_of(graph, joined, "reshape")
+    padded = source_of(graph, pooled, "pooling")
+    split = source_of(graph, padded, "pad")
+    squares = source_of(graph, split, "reshape")
     if pooled is None or padded is None or split is None or squares is None or not is_square(graph, squares, src):
         return None
     dims, split_dims = graph.type_of(src).dims, split.results[0].dims
@@ -74,10 +74,3 @@ def _window(graph: Graph, joined: Node | None, src: Value) -> int | None:
     reach = (0, 0, size // 2, *(0,) * (rank - 3))
     fits = pool.kernel == (size, *ones[1:]) and pad.pads_l == reach and pad.pads_r == reach
     return size if plain and fits and size % 2 else None
-
-
-def _behind(graph: Graph, node: Node | None, op: str | None = None) -> Node | None:
-    """Return the producer of a node's source, if the node is that op (or no op is given)."""
-    if node is None or (op is not None and node.op != op):
-        return None
-    return own_producer(graph, graph.inputs(node.name)["src"])

@@ -86,16 +86,15 @@ def test_implementations() -> None:
     assert len({pd.impl for pd in every}) > 1
     # This object stays what it was, however often it is asked.
     impl, dst = first.impl, first.query_md("dst")
-    following = [first.next_impl() for _ in range(2)]
-    assert following[0] is not None and following[1] is not None
+    following = [list(first.implementations())[1] for _ in range(2)]
     assert following[0].impl == following[1].impl == every[1].impl
     assert following[0].index == following[1].index == 1
     fresh = first.clone()
     assert fresh.impl == first.impl == impl and fresh.query_md("dst") == dst
-    assert every[-1].next_impl() is None and every[-1].is_reference
+    assert list(every[-1].implementations()) == every[-1:] and every[-1].is_reference
 
 
-def test_next_impl_outlives_what_it_was_made_from() -> None:
+def test_an_implementation_outlives_what_it_was_made_from() -> None:
     """Operands and hint are kept alive by the descriptor."""
     descs = {"src": None, "diff_src": any_of(DATA), "dst": None, "diff_dst": any_of((1, 32, 8, 8))}
     bwd = convolution(prop="backward_data", **descs, hint=convolution(prop="forward_training"))

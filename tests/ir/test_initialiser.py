@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fmtprop.errors import GraphError
-from fmtprop.ir.initialiser import Initialiser, seed_of
+from fmtprop.ir.initialiser import Initialiser
 
 
 def test_normal_stream_is_pinned() -> None:
@@ -60,11 +60,6 @@ def test_constant_takes_numeric_types(dtype: type[np.generic]) -> None:
 def test_scalar_and_empty_shapes() -> None:
     assert Initialiser.normal(1, 0.0, 1.0).materialise(()).shape == ()
     assert Initialiser.uniform(1, 0.0, 1.0).materialise((0, 3)).shape == (0, 3)
-
-
-def test_seed_of_is_crc32() -> None:
-    assert seed_of("conv1.weight") == 3410522421
-    assert seed_of("größe") == zlib.crc32("größe".encode())
 
 
 finite = st.floats(-1e30, 1e30)
