@@ -33,10 +33,10 @@ _DRAWS = frozenset(
 
 
 def _noise(src: torch.Tensor, p: float) -> torch.Tensor:
-    """Return dropout's factors: 0 with probability p, else 1 / (1 - p), which keeps the mean."""
+    """Return dropout's factors: 0 with probability p < 1, else 1 / (1 - p), which keeps the mean."""
     # the generator's order is that of memory
     kept = torch.empty_like(src, dtype=torch.bool).bernoulli_(1 - p)
-    return kept.to(src.dtype).mul_(0.0 if p == 1 else 1 / (1 - p))
+    return kept.to(src.dtype).mul_(1 / (1 - p))
 
 
 def _filled(src: torch.Tensor, p: float) -> torch.Tensor:

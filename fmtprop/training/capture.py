@@ -111,7 +111,7 @@ def training_backend(
         captured = fx.GraphModule(module, copied(module.graph))  # the capture of gradients changes calls
         leave_out_unread_rows(module.graph)
         _replace_calls(module, options.dtype)
-        with _step_by_step(module), _resamplings_whole():
+        with _step_by_step(module), _as_pytorch_computes():
             run = traced(module, example_inputs)
         if not made or (required and compare is None):
             return run
@@ -245,8 +245,8 @@ _TRACED_AS_PARTS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 
 
 @contextmanager
-def _resamplings_whole() -> Iterator[None]:
-    """Make PyTorch trace a resampling as one call, with one call for its gradient.
+def _as_pytorch_computes() -> Iterator[None]:
+    """Make PyTorch trace a resampling as one call, with one call for its gradient, and a dropout as it computes it.
 
     Its rules for Python would trace gathers and scatters of single numbers, which take seven times as long.
     """
@@ -254,8 +254,17 @@ def _resamplings_whole() -> Iterator[None]:
         for name in _RESAMPLINGS:
             packet = getattr(torch.ops.aten, name)
             for overload in packet.overloads():
-                restored.callback(_with_rule(getattr(packet, overload), packet.default))
+                rule = partial(partial, _with_sizes, packet.default) if overload == "vec" else None
+                restored.callback(_with_rule(getattr(packet, overload), rule))
+        restored.callback(_with_rule(torch.ops.aten.dropout.default, partial(partial, _dropout)))
         yield
+
+
+def _dropout(in_parts: Callable[..., Any], src: Any, p: float, train: bool) -> Any:
+    """Return a source that keeps all numbers itself, not a copy; of one that keeps none, draw none."""
+    if not train or p == 0:
+        return src
+    return src * 0.0 if p == 1 else in_parts(src, p, train)
 
 
 def _with_sizes(resample: Any, in_parts: Callable[..., Any], src: Any, sizes: Any, *how: Any) -> Any:
@@ -273,11 +282,11 @@ def _with_sizes(resample: Any, in_parts: Callable[..., Any], src: Any, sizes: An
     return resample(src, found, *options, *(factors or [None] * len(found)))
 
 
-def _with_rule(function: Any, resample: Any) -> Callable[[], None]:
-    """Replace an overload's rules for tracing it as parts; return a function that gives them back."""
+def _with_rule(function: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]] | None) -> Callable[[], None]:
+    """Replace an overload's rules for tracing it as parts, by others or none; return a function that restores them."""
     taken = {key: function.py_kernels.pop(key) for key in _TRACED_AS_PARTS if key in function.py_kernels}
-    if function._overloadname == "vec":
-        function.py_kernels |= {key: partial(_with_sizes, resample, rule) for key, rule in taken.items()}
+    if make is not None:
+        function.py_kernels |= {key: make(rule) for key, rule in taken.items()}
     function._dispatch_cache.clear()
 
     def give_back() -> None:

@@ -204,8 +204,8 @@ def _in_order(node: fx.Node, rows: _Rows) -> _Read | None:
 
 def _reshaped(node: fx.Node, rows: _Rows) -> _Read | None:
     """Return the same rows, if only axes before and behind theirs are joined or split."""
-    dims, own = _dims(node), _dims(_args(node)[0])
-    if dims is None or own is None or any(isinstance(one, torch.dtype) for one in _args(node)):
+    dims, own, how = _dims(node), _dims(_args(node)[0]), (*_args(node), *node.kwargs.values())
+    if dims is None or own is None or any(isinstance(one, torch.dtype) for one in how):
         return None
     for axis, size in enumerate(own):
         if size == dims[rows.axis] and prod(own[:axis]) == prod(dims[: rows.axis]):

@@ -224,6 +224,34 @@ def test_dropout_draws_in_the_order_of_memory(drop, memory):
 
 
 @pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("door", ["fp.compile", "torch.compile"])
+def test_a_dropout_of_all_numbers_draws_none(door, learns):
+    torch._dynamo.reset()
+    module, x = nn.Sequential(nn.Linear(6, 4), nn.Dropout(1.0), nn.Linear(4, 3), nn.Dropout(0.5)), torch.randn(5, 6)
+    how = {"backend": "fmtprop", "options": {"tune": "model", "verify": "off"}}
+    ours = fp.compile(module, x, **OPTIONS) if door == "fp.compile" else torch.compile(module, **how)
+    found = []
+    for call in (ours, module):
+        torch.manual_seed(2)
+        with torch.set_grad_enabled(learns):
+            found.append((call(x).detach(), torch.rand(3)))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("memory", ["save", "recompute"])
+def test_a_dropout_that_is_off_shares_memory(memory):
+    class Added(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self[0](x)
+            self[1](hidden).mul_(3.0)
+            return hidden
+
+    for off in (nn.Dropout(0.0), nn.Dropout(0.5).eval()):
+        ours, theirs = compiled(Added(nn.Linear(4, 4), off), torch.randn(2, 4), memory=memory)
+        assert_same_step(ours, theirs, torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("learns", [False, True])
 def test_dropout_behind_a_channel_shuffle_in_channels_last(learns):
     body = nn.Conv2d(6, 6, 1) if learns else nn.Identity()
     module = nn.Sequential(body, nn.ChannelShuffle(2), nn.Dropout(0.5), nn.Conv2d(6, 3, 1))

@@ -176,6 +176,11 @@ def test_merged_and_split_axes(x):
     assert rows_of(net, x) == [1]
 
 
+def test_a_view_of_another_type(x):
+    net = Net(lambda self, x: self.first(x)[:, :2] * self.second(x).detach().view(dtype=torch.int32)[:, :2].sign())
+    assert rows_of(net, x) == [2, ROWS]
+
+
 def without_gradient(net: Net, x: Tensor) -> Tensor:
     """Read the same rows of an input twice, first where no gradient is recorded."""
     with torch.no_grad():
