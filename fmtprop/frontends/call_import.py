@@ -28,8 +28,9 @@ from fmtprop.ir.tensors import data_type, materialise, torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.building import NATIVE_FLOATS
-from fmtprop.ops.host import NO_RESULT, make_host_call
+from fmtprop.ops.host import make_host_call
 from fmtprop.ops.host_call import COMPLEX, STORAGE_OPS, Parts, draws_random_numbers
+from fmtprop.ops.host_operator import NO_RESULT
 from fmtprop.ops.reorder import converted
 from fmtprop.ops.view_attrs import permuted
 

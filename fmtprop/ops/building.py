@@ -193,6 +193,11 @@ def lowering(pd: PrimitiveDesc, names: Iterable[str]) -> Lowering:
     return Lowering(pd, resolve)
 
 
+def copied(place: torch.Tensor, function: Callable[..., torch.Tensor], *args: object) -> None:
+    """Call a function of PyTorch that cannot write to given memory, and copy its result there."""
+    place.copy_(function(*args))
+
+
 def only(types: Mapping[str, TensorType], *names: str) -> tuple[TensorType, ...]:
     """Return the types of these operands, in this order."""
     return tuple(types[name] for name in names)

@@ -6,8 +6,9 @@ padding runs in PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
-from fmtprop.ops.building import is_native
+from fmtprop.ops.building import Ready, Tensors, copied, is_native
 
 # ---------------------------------------------------------------- attributes
 
@@ -62,9 +63,18 @@ def infer(attrs: Pad, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]
 
 def reference(attrs: Pad, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch."""
-    # PyTorch lists (before, after) from the last axis on.
+    return (F.pad(tensors["src"], _sizes(attrs), value=attrs.value),)
+
+
+def operator(attrs: Pad, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
+    """Return PyTorch's operator for it, whose result is copied to a tensor."""
+    return partial(copied, results[0], torch.constant_pad_nd, tensors["src"], _sizes(attrs), attrs.value)
+
+
+def _sizes(attrs: Pad) -> list[int]:
+    """Return the padding as PyTorch lists it: before and after each axis, from the last one on."""
     pairs = zip(attrs.pads_l[::-1], attrs.pads_r[::-1], strict=True)
-    return (F.pad(tensors["src"], [size for pair in pairs for size in pair], value=attrs.value),)
+    return [size for pair in pairs for size in pair]
 
 
 # ---------------------------------------------------------------- importers
@@ -109,6 +119,7 @@ PAD = OpDef(
     category=Category.HOST,
     infer=infer,
     reference=reference,
+    operator=operator,
     samples=samples,
     torch={"aten.constant_pad_nd.default": _pad, "aten.pad.default": _pad},
     onnx=Onnx(_write, moves=True),

@@ -8,6 +8,7 @@ Must not know oneDNN.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from math import prod
 
 import torch
@@ -18,6 +19,7 @@ from fmtprop.ir.node import Attrs
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
+from fmtprop.ops.building import Ready, Tensors, copied
 from fmtprop.ops.view_attrs import Expand, Permute, Reshape, Slice
 from fmtprop.ops.view_importers import EXPAND_IMPORTERS, PERMUTE_IMPORTERS, RESHAPE_IMPORTERS, SLICE_IMPORTERS
 
@@ -87,12 +89,29 @@ def reference_permute(attrs: Permute, tensors: Mapping[str, torch.Tensor]) -> tu
 
 def reference_slice(attrs: Slice, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch."""
+    return (_taken(tensors["src"], *_window(attrs)),)
+
+
+def operator_slice(attrs: Slice, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
+    """Return a call of PyTorch's operators whose result is copied to a tensor."""
+    (window, backwards), src, dst = _window(attrs), tensors["src"], results[0]
+    if src.shape == dst.shape:
+        return partial(copied, dst, _flipped, src, backwards)
+    return partial(copied, dst, _taken, src, window, backwards)
+
+
+def _window(attrs: Slice) -> tuple[tuple[slice, ...], list[int]]:
+    """Return the window with forward steps, and the axes to flip: PyTorch has no negative steps."""
     window = list(zip(attrs.starts, attrs.sizes, attrs.steps, strict=True))
-    # A stop beyond the end is clipped, so the last step may go beyond it. PyTorch has no negative steps: flip.
+    # A stop beyond the end is clipped, so the last step may go beyond it.
     forward = [(a if s > 0 else a + (n - 1) * s, n, abs(s)) for a, n, s in window]
-    taken = tensors["src"][tuple(slice(a, a + n * s, s) for a, n, s in forward)]
     backwards = [axis for axis, (_, n, s) in enumerate(window) if s < 0 and n > 1]
-    return (_flipped(taken, backwards) if backwards else taken,)
+    return tuple(slice(a, a + n * s, s) for a, n, s in forward), backwards
+
+
+def _taken(src: torch.Tensor, window: tuple[slice, ...], backwards: list[int]) -> torch.Tensor:
+    taken = src[window]
+    return _flipped(taken, backwards) if backwards else taken
 
 
 #: PyTorch cannot flip wide unsigned types, but it can flip signed types of equal width
@@ -100,8 +119,8 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 
 def _flipped(tensor: torch.Tensor, axes: list[int]) -> torch.Tensor:
-    signed = tensor.view(_SIGNED.get(tensor.dtype, tensor.dtype))
-    return signed.flip(axes).view(tensor.dtype)
+    signed = _SIGNED.get(tensor.dtype)
+    return tensor.flip(axes) if signed is None else tensor.view(signed).flip(axes).view(tensor.dtype)
 
 
 def reference_expand(attrs: Expand, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -251,6 +270,7 @@ SLICE = OpDef(
     category=Category.VIEW,
     infer=infer_slice,
     reference=reference_slice,
+    operator=operator_slice,
     view=view_slice,
     sliced=_slice_of_batch,
     samples=samples_slice,

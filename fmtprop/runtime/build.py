@@ -226,6 +226,8 @@ class Draft:
             else:
                 self._place(node, index, *self._spot(Value(node.name, index)))
         results = tuple(self.places[Value(node.name, index)] for index in range(len(node.descs)))
+        if all(0 in desc.dims for desc in node.descs) and not implementation(node).makes_results:
+            return  # there is nothing to write
         residual = sum_operand(node)
         if residual is not None and overwritten is None:
             reason = f"{node.name} adds into {residual} in place, but others still read it"

@@ -55,8 +55,9 @@ class Memory:
         self._pointer = 0
         #: functions that are called with a new address, and their offsets from the start in bytes
         self._followers: list[tuple[Callable[[int], object], int]] = []
-        #: tensors that lie in the present memory, by format, and what they hold between runs
-        self._views: dict[MemoryDesc, tuple[torch.Tensor, torch.Tensor]] = {}
+        #: tensors that lie in the present memory, by format: each with what it holds between runs, and whether it is
+        #: the whole tensor there
+        self._views: dict[MemoryDesc, tuple[torch.Tensor, torch.Tensor, bool]] = {}
 
     @property
     def is_viewed(self) -> bool:
@@ -72,8 +73,8 @@ class Memory:
                 for point, start in self._followers:
                     point(pointer + start)
                 self._pointer = pointer
-        for desc, (seen, _) in self._views.items():
-            if desc == self.desc and not tensor.is_inference():
+        for desc, (seen, _, is_whole) in self._views.items():
+            if is_whole and not tensor.is_inference():
                 seen.data = tensor  # a sixth of the time
             else:
                 seen.set_(tensor.untyped_storage(), tensor.storage_offset() + desc.offset0, desc.dims, desc.strides)
@@ -81,7 +82,7 @@ class Memory:
     def clear(self) -> None:
         """Hold nothing."""
         self.tensor = NOTHING
-        for seen, nothing in self._views.values():
+        for seen, nothing, _ in self._views.values():
             seen.data = nothing
 
     def viewed_as(self, desc: MemoryDesc) -> torch.Tensor | None:
@@ -94,7 +95,7 @@ class Memory:
             return None
         if desc not in self._views:
             nothing = torch.empty(0, dtype=torch_dtype(desc.dtype), device="cpu")
-            self._views[desc] = nothing.new_empty_strided(desc.dims, desc.strides), nothing
+            self._views[desc] = nothing.new_empty_strided(desc.dims, desc.strides), nothing, desc == self.desc
         return self._views[desc][0]
 
     def follow(self, point: Callable[[int], object], start: int = 0) -> None:

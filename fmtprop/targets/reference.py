@@ -103,7 +103,7 @@ class ReferenceImplementation(Implementation):
     impl: str
 
     by_operators = True
-    identity = MappingProxyType({"torch": torch.__version__, "as": "it runs"})
+    identity = MappingProxyType({"torch": torch.__version__, "as": "it is bound"})
 
     @property
     def repro(self) -> str:

@@ -338,12 +338,59 @@ def test_an_operator_leaves_the_strides_of_given_memory(target, source, result):
     places = [torch.empty_like(value).contiguous(memory_format=result) for value in expected]
     strides = [place.stride() for place in places]
     call = host.operator(attrs, tensors, places)
-    if call is None:
-        assert target == host._RESTRIDES
-        return
     call()
     assert [place.stride() for place in places] == strides
     torch.testing.assert_close(tuple(places), expected)
+
+
+ROWS = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
+#: arguments; a tensor is an operand
+BOUND = {
+    "aten.sort.default": {"self": ROWS},
+    "aten.topk.default": {"self": ROWS, "k": 3},
+    "aten.median.dim": {"self": ROWS, "dim": 1},
+    "aten.max.dim": {"self": ROWS, "dim": 1},
+    "aten.argsort.default": {"self": ROWS},
+    "aten.roll.default": {"self": ROWS, "shifts": [2], "dims": [1]},
+    "aten.adaptive_max_pool2d.default": {"self": ROWS.view(1, 4, 3, 3), "output_size": [2, 2]},
+    "aten.upsample_nearest2d.vec": {"input": ROWS.view(1, 4, 3, 3), "output_size": [5, 6], "scale_factors": None},
+    "aten.gt.Scalar": {"self": ROWS, "other": 0.1},
+    "aten._to_copy.default": {"self": ROWS, "dtype": "bf16"},
+}
+
+
+@pytest.mark.parametrize("read", [0, 1])
+@pytest.mark.parametrize("target", BOUND)
+def test_a_call_is_made_by_pytorchs_binding(target, read, monkeypatch):
+    # an overload takes twice the time, and the sum of many small calls is a model's time
+    given = BOUND[target]
+    (name, src), *_ = given.items()
+    attrs = HostCall(target, json.dumps({**given, name: {"tensor": "src_0"}}))
+    expected = list(host.reference(attrs, {"src_0": src}))
+    places = [torch.full_like(value, 7) for value in expected]
+    if len(places) > 1:
+        places[1 - read] = expected[1 - read] = None
+    call = host.operator(attrs, {"src_0": src}, places)
+    monkeypatch.setattr(torch._ops.OpOverload, "__call__", lambda *_, **__: pytest.fail("an overload was called"))
+    for _ in range(2):
+        call()
+    assert all(place is None or torch.equal(place, value) for place, value in zip(places, expected, strict=True))
+
+
+@pytest.mark.parametrize("number", [3, -2, 0, 0.3, 1e300, 300, 1 << 40, math.nan, True])
+@pytest.mark.parametrize("dims", [(3, 7), ()])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64", "s64", "u8", "boolean"])
+def test_a_number_is_what_pytorch_takes_it_for(dtype, dims, number):
+    x = random_tensor(TensorType(dims, dtype))
+    for name in ("mul.Tensor", "div.Tensor", "gt.Scalar", "remainder.Scalar", "bitwise_and.Scalar"):
+        attrs, _ = host_call(f"aten.{name}", {"self": Value("x"), "other": number})
+        try:
+            (expected,) = host.reference(attrs, {"src_0": x})
+        except RuntimeError:  # a division by zero; bits of a float
+            continue
+        place = torch.empty_like(expected)
+        host.operator(attrs, {"src_0": x}, [place])()
+        torch.testing.assert_close(place, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("policy", ["propagate", "optimal"])

@@ -188,6 +188,22 @@ def test_one_value_returned_twice_is_copied_out():
     runs_right(g, plan)
 
 
+def test_what_has_no_numbers_is_no_step():
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).eval()
+    for policy in ("plain", "propagate", "optimal"):
+        net = fp.compile(module, torch.randn(0, 3, 16, 16), policy=policy)
+        assert not net.plan.steps
+        assert net(torch.randn(0, 3, 16, 16)).shape == (0, 4)
+        assert net(torch.randn(0, 3, 16, 16), out=torch.empty(0, 4)).shape == (0, 4)
+
+    class Total(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.relu().sum(0)
+
+    total = fp.compile(Total(), torch.randn(0, 3))
+    assert len(total.plan.steps) == 1 and total(torch.randn(0, 3)).tolist() == [0, 0, 0]
+
+
 def test_an_input_returned_as_it_is_and_one_that_nobody_reads():
     g = Graph("through")
     g.output(g.input("x", IMAGE))

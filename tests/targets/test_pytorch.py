@@ -9,7 +9,7 @@ import torch
 
 from fmtprop.errors import PlanError
 from fmtprop.ir.node import Choice, Node, PostOp
-from fmtprop.ir.op import OPSET, Category, Sample
+from fmtprop.ir.op import OPSET, Sample
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.binary import Binary
@@ -21,7 +21,7 @@ from fmtprop.targets.pytorch import bind, call_reference
 SAMPLES = [
     (op, sample)
     for op, declaration in OPSET.items()
-    if declaration.operator is not None and declaration.category is not Category.VIEW
+    if declaration.operator is not None
     for sample in declaration.samples()
 ]
 
