@@ -17,49 +17,8 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.target import AS_GRADIENT, Candidate
 from fmtprop.tuning import identity
+from fmtprop.tuning.efficiency import efficiency, filled, is_by_vectors, is_general, shape_of
 from fmtprop.tuning.peaks import Peaks
-
-#: share of the peak that a family of implementations reaches, by the start of its name (the first that matches counts):
-#: on windows and products, on windows of one position, on one channel per group. Medians over the layers of the
-#: built-in convolutional networks, each timed as it runs (see `measure`), with one thread on AVX2, by operations per
-#: second over the peak. Where AVX-512 has another picture the order of the families is the same. The rows of
-#: ``brgconv_strided`` and ``jit_bf16`` are of gradients, on AVX-512 (v3.2). The bare name ``ref`` is that of recurrent
-#: layers by matrix products: they are as fast as PyTorch's but in bf16 on small layers, so these come first in a race.
-_EFFICIENCY = (
-    ("ref:", (0.004, 0.004, 0.004)),
-    ("ref_", (0.004, 0.004, 0.004)),
-    ("ref", (0.7, 0.7, 0.7)),
-    ("aten::mkldnn_rnn", (0.75, 0.75, 0.75)),
-    ("attention", (0.65, 0.65, 0.65)),
-    ("simple", (0.02, 0.02, 0.02)),
-    ("brdgmm", (0.30, 0.30, 0.30)),
-    ("grouped_convolution", (0.85, 0.7, 0.7)),
-    ("jit_dw", (0.38, 0.38, 0.38)),
-    ("brgconv_strided", (0.75, 0.65, 0.003)),
-    ("brgconv", (0.93, 0.82, 0.25)),
-    ("brg", (0.80, 0.80, 0.80)),
-    ("jit_wino", (1.20, 1.20, 1.20)),
-    ("jit_1x1", (0.85, 0.85, 0.85)),
-    ("jit_bf16_1x1", (0.85, 0.85, 0.85)),
-    ("jit_bf16", (0.80, 0.35, 0.01)),
-    ("jit", (0.80, 0.35, 0.02)),  # each group is padded to a block of channels
-    ("gemm", (0.55, 0.33, 0.007)),
-    ("x64:gemm", (0.55, 0.33, 0.007)),
-)
-_OTHER = (0.5, 0.5, 0.2)
-
-#: prefixes of an implementation of another primitive; its gemm gathers nothing
-_WRAPPERS = ("inner_product:", "matmul:", "reorder:")
-_GEMM = 0.78
-
-#: part of that speed where the vectors are shorter than the machine's, or have no fused multiply-add
-_OLD = {"sse41": 0.3, "avx": 0.6}
-
-#: channels of a group with which convolutions reach half of these shares, in elements of the machine's vectors, by the
-#: start of the implementation's name; on channels-last tensors, and on blocks; a general product runs group by group,
-#: for any vectors. Measured on ResNeXt-50's layers of 4 to 32 channels a group, on AVX2 and on AVX-512 (v3.2)
-_HALF = (("brg", (0.4, 0.4)), ("jit", (1.2, 0.6)), ("grouped_convolution", (0.0, 0.0)))
-_HALF_BY_CALLS = 16.0
 
 #: operations per element of a post-op after a convolution by a general product, which applies it element by element:
 #: 5 ns for a simple function, 20 for a costly one, 45 for one with an operand (v3.2, f32, one core)
@@ -192,26 +151,26 @@ class ModelCosts:
                 arithmetic = max(arithmetic, moved) / efficiency("ref")
         else:
             src, weights, out = _roles(linear, operands, sizes[0])
-            reached = efficiency(candidate.impl, _shape(linear, src, weights))
-            reached *= _filled(candidate.impl, self._lanes, linear, src, weights)
+            reached = efficiency(candidate.impl, shape_of(linear, src, weights))
+            reached *= filled(candidate.impl, self._lanes, linear, src, weights)
             if self._lanes > _AVX2_LANES and candidate.impl.endswith(":avx2"):
                 reached *= _AVX2_LANES / self._lanes
             products = _products(linear, src, weights, out)
-            if out is sizes[0] and _is_by_vectors(candidate.impl, linear, src, weights, out):
+            if out is sizes[0] and is_by_vectors(candidate.impl, linear, src, weights, out):
                 # to 1, 3, 8 or 16 channels, all take as long with vectors of 16
                 lanes = _AVX2_LANES if candidate.impl.endswith(":avx2") else self._lanes
                 products *= -(-out.dims[1] // lanes) * lanes / out.dims[1]
             if candidate.impl.startswith(f"{AS_GRADIENT}jit"):  # it computes whole blocks of weights
                 products = 2.0 * linear.products(src.dims, weights.dims, out.dims)
                 products *= prod(weights.padded_dims) / prod(weights.dims) / _GRADIENT_SHARE
-            elif linear.transposed and _is_general(candidate.impl):
+            elif linear.transposed and is_general(candidate.impl):
                 reached = _GENERAL_GRADIENT
             arithmetic = products / (peak * reached)
             if candidate.impl.startswith(AS_GRADIENT) and "bias" in operands:
                 arithmetic += _GRADIENT_TAIL["bias"] * prod(sizes[0].dims) / peak
-            if linear.transposed and _is_general(candidate.impl):
+            if linear.transposed and is_general(candidate.impl):
                 arithmetic += _GENERAL_WINDOW * _added(linear, src, weights, out) / peak
-            elif linear.windowed and _is_general(candidate.impl) and _shape(linear, src, weights) != 1:
+            elif linear.windowed and is_general(candidate.impl) and shape_of(linear, src, weights) != 1:
                 gathered = linear.products(src.dims, weights.dims, out.dims) / weights.dims[-src.ndim]
                 arithmetic += _GATHERED * gathered / peak
             if _says(candidate, "moves_freely"):  # a kernel of few rows
@@ -226,7 +185,7 @@ class ModelCosts:
                 arithmetic += 2.0 * window * prod(behind.dims) / (peak * efficiency("jit_dw", 2))
             elif candidate.impl.startswith(AS_GRADIENT):
                 arithmetic += _GRADIENT_TAIL[_tail_kind(post_op)] * prod(before.dims) / peak
-            elif linear is not None and linear.windowed and _is_general(candidate.impl):
+            elif linear is not None and linear.windowed and is_general(candidate.impl):
                 # a sum is a part of the product
                 arithmetic += (post_op.op != "sum") * _GENERAL_TAIL[_tail_kind(post_op)] * prod(before.dims) / peak
             else:
@@ -252,8 +211,8 @@ class ModelCosts:
             reached = _PYTORCH_PACKED_SHARE if linear.windowed else _PYTORCH_PRODUCTS_SHARE
             reached = _PYTORCH_TRANSPOSED_SHARE if linear.transposed else reached
             src, weights, out = _roles(linear, operands, dst)
-            shape = _shape(linear, src, weights)
-            seconds += _products(linear, src, weights, out) / (peak * reached * _OTHER[shape] / _OTHER[0])
+            shape = shape_of(linear, src, weights)
+            seconds += _products(linear, src, weights, out) / (peak * reached * efficiency("", shape) / efficiency(""))
         seconds += _PYTORCH_WINDOW[not across] * cost.window(node.attrs) * prod(dst.dims) / (peak * _POINTWISE_SHARE)
         pace = self._cached if dst.nbytes <= self._cache_nbytes else self._memory
         for post_op in node.post_ops:
@@ -307,42 +266,6 @@ def _says(candidate: Candidate, name: str) -> bool:
     return bool(getattr(candidate.handle, name, False))
 
 
-@lru_cache(maxsize=512)
-def efficiency(impl: str, shape: int = 0) -> float:
-    """Return the share of the peak that an implementation reaches.
-
-    Parameters
-    ----------
-    impl : str
-        Its name.
-    shape : {0, 1, 2}
-        0 for windows and products, 1 for windows of one position, 2 for one channel per group.
-
-    Examples
-    --------
-    >>> efficiency("brgconv:avx2") > efficiency("gemm:jit") > efficiency("ref:any")
-    True
-    >>> efficiency("ref_fused_convolution:any:jit_1x1:avx2:jit_dw:avx2") > efficiency("ref:any")
-    True
-    >>> efficiency("jit:sse41+swish") == efficiency("jit:sse41") < efficiency("jit:avx2")
-    True
-    >>> efficiency("conv:any+x64:gemm:jit") == efficiency("x64:gemm:jit")
-    True
-    """
-    impl = impl.removeprefix(AS_GRADIENT)
-    # a fused depthwise pair is called reference, but runs the two kernels that it goes on to name
-    impl = impl.removeprefix("ref_fused_convolution:any:").partition("+")[
-        0
-    ]  # a kernel after it does not change the share
-    name = impl
-    for wrapper in _WRAPPERS:
-        name = name.removeprefix(wrapper)
-    if name != impl and "gemm:jit" in name:
-        return _GEMM
-    shares = next((shares for start, shares in _EFFICIENCY if name.startswith(start)), _OTHER)
-    return shares[shape] * _OLD.get(impl.rpartition(":")[2], 1.0)
-
-
 def _sizes_along(node: Node, operands: Mapping[str, MemoryDesc], dst: MemoryDesc) -> list[MemoryDesc]:
     """Return the tensor that each post-op changes, then dst: a depthwise convolution with strides makes it smaller."""
     if all(post_op.op != "convolution" for post_op in node.post_ops):
@@ -359,38 +282,9 @@ def _roles(
     return src, weights, dst
 
 
-def _shape(linear: Linear, src: MemoryDesc, weights: MemoryDesc) -> int:
-    if not linear.windowed:
-        return 0
-    if linear.channels_per_group(weights.dims, src.ndim) == 1:
-        return 2
-    return int(prod(weights.dims[2 - src.ndim :]) == 1)
-
-
 def _is_transposed(linear: Linear, weights: MemoryDesc) -> bool:
     """Return whether a product's matrix is plain with consecutive columns: `brg` rearranges it in each run."""
     return not linear.windowed and weights.is_plain and weights.ndim > 2 and weights.strides[-1] != 1
-
-
-def _filled(impl: str, lanes: int, linear: Linear, src: MemoryDesc, weights: MemoryDesc) -> float:
-    """Return the part of its speed at which an implementation runs groups of few channels."""
-    channels = linear.channels_per_group(weights.dims, src.ndim)
-    if channels <= 1:
-        return 1.0
-    blocked = bool(src.inner_blocks)
-    halves = (shares[blocked] * lanes for start, shares in _HALF if impl.startswith(start))
-    return channels / (channels + next(halves, _HALF_BY_CALLS))
-
-
-def _is_by_vectors(impl: str, linear: Linear, src: MemoryDesc, weights: MemoryDesc, dst: MemoryDesc) -> bool:
-    """Return whether a convolution by windows computes whole vectors of channels, more than dst has room for."""
-    is_window = linear.windowed and weights.ndim == dst.ndim and _shape(linear, src, weights) == 0
-    return is_window and not dst.inner_blocks and impl.removeprefix(AS_GRADIENT).startswith(("brg", "jit"))
-
-
-def _is_general(impl: str) -> bool:
-    """Return whether an implementation of a convolution is a general product."""
-    return impl.removeprefix(AS_GRADIENT).removeprefix("x64:").startswith("gemm")
 
 
 def _tail_kind(post_op: PostOp) -> str:

@@ -23,8 +23,9 @@ from fmtprop.ops.prelu import Prelu
 from fmtprop.ops.sum import Sum
 from fmtprop.passes.target import Candidate
 from fmtprop.targets.reference import ReferenceImplementation
+from fmtprop.tuning.efficiency import efficiency
 from fmtprop.tuning.peaks import FOOTPRINTS, Peaks
-from fmtprop.tuning.roofline import ModelCosts, efficiency
+from fmtprop.tuning.roofline import ModelCosts
 
 PEAKS = Peaks(
     {DataType.F32: 1e11, DataType.BF16: 2e11},

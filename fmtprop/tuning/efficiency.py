@@ -1,0 +1,120 @@
+"""How near implementations of sums of products come to the machine's peak, by their names and the kind of sum.
+
+Owns the measured shares; :mod:`fmtprop.tuning.roofline` makes costs of them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+
+from fmtprop.ir.facets import Linear
+from fmtprop.layout import MemoryDesc
+from fmtprop.passes.target import AS_GRADIENT
+
+#: share of the peak that a family of implementations reaches, by the start of its name (the first that matches counts):
+#: on windows and products, on windows of one position, on one channel per group. Medians over the layers of the
+#: built-in convolutional networks, each timed as it runs (see `measure`), with one thread on AVX2, by operations per
+#: second over the peak. Where AVX-512 has another picture the order of the families is the same. The rows of
+#: ``brgconv_strided`` and ``jit_bf16`` are of gradients, on AVX-512 (v3.2). The bare name ``ref`` is that of recurrent
+#: layers by matrix products: they are as fast as PyTorch's but in bf16 on small layers, so these come first in a race.
+_EFFICIENCY = (
+    ("ref:", (0.004, 0.004, 0.004)),
+    ("ref_", (0.004, 0.004, 0.004)),
+    ("ref", (0.7, 0.7, 0.7)),
+    ("aten::mkldnn_rnn", (0.75, 0.75, 0.75)),
+    ("attention", (0.65, 0.65, 0.65)),
+    ("simple", (0.02, 0.02, 0.02)),
+    ("brdgmm", (0.30, 0.30, 0.30)),
+    ("grouped_convolution", (0.85, 0.7, 0.7)),
+    ("jit_dw", (0.38, 0.38, 0.38)),
+    ("brgconv_strided", (0.75, 0.65, 0.003)),
+    ("brgconv", (0.93, 0.82, 0.25)),
+    ("brg", (0.80, 0.80, 0.80)),
+    ("jit_wino", (1.20, 1.20, 1.20)),
+    ("jit_1x1", (0.85, 0.85, 0.85)),
+    ("jit_bf16_1x1", (0.85, 0.85, 0.85)),
+    ("jit_bf16", (0.80, 0.35, 0.01)),
+    ("jit", (0.80, 0.35, 0.02)),  # each group is padded to a block of channels
+    ("gemm", (0.55, 0.33, 0.007)),
+    ("x64:gemm", (0.55, 0.33, 0.007)),
+)
+_OTHER = (0.5, 0.5, 0.2)
+
+#: prefixes of an implementation of another primitive; its gemm gathers nothing
+_WRAPPERS = ("inner_product:", "matmul:", "reorder:")
+_GEMM = 0.78
+
+#: part of that speed where the vectors are shorter than the machine's, or have no fused multiply-add
+_OLD = {"sse41": 0.3, "avx": 0.6}
+
+#: channels of a group with which convolutions reach half of these shares, in elements of the machine's vectors, by the
+#: start of the implementation's name; on channels-last tensors, and on blocks; a general product runs group by group,
+#: for any vectors. Measured on ResNeXt-50's layers of 4 to 32 channels a group, on AVX2 and on AVX-512 (v3.2)
+_HALF = (("brg", (0.4, 0.4)), ("jit", (1.2, 0.6)), ("grouped_convolution", (0.0, 0.0)))
+_HALF_BY_CALLS = 16.0
+
+
+@lru_cache(maxsize=512)
+def efficiency(impl: str, shape: int = 0) -> float:
+    """Return the share of the peak that an implementation reaches.
+
+    Parameters
+    ----------
+    impl : str
+        Its name.
+    shape : {0, 1, 2}
+        0 for windows and products, 1 for windows of one position, 2 for one channel per group.
+
+    Examples
+    --------
+    >>> efficiency("brgconv:avx2") > efficiency("gemm:jit") > efficiency("ref:any")
+    True
+    >>> efficiency("ref_fused_convolution:any:jit_1x1:avx2:jit_dw:avx2") > efficiency("ref:any")
+    True
+    >>> efficiency("jit:sse41+swish") == efficiency("jit:sse41") < efficiency("jit:avx2")
+    True
+    >>> efficiency("conv:any+x64:gemm:jit") == efficiency("x64:gemm:jit")
+    True
+    """
+    impl = impl.removeprefix(AS_GRADIENT)
+    # a fused depthwise pair is called reference, but runs the two kernels that it goes on to name; a kernel after it
+    # does not change the share
+    impl = impl.removeprefix("ref_fused_convolution:any:").partition("+")[0]
+    name = impl
+    for wrapper in _WRAPPERS:
+        name = name.removeprefix(wrapper)
+    if name != impl and "gemm:jit" in name:
+        return _GEMM
+    shares = next((shares for start, shares in _EFFICIENCY if name.startswith(start)), _OTHER)
+    return shares[shape] * _OLD.get(impl.rpartition(":")[2], 1.0)
+
+
+def shape_of(linear: Linear, src: MemoryDesc, weights: MemoryDesc) -> int:
+    """Return the kind of a sum, the `shape` of :func:`efficiency`."""
+    if not linear.windowed:
+        return 0
+    if linear.channels_per_group(weights.dims, src.ndim) == 1:
+        return 2
+    return int(prod(weights.dims[2 - src.ndim :]) == 1)
+
+
+def filled(impl: str, lanes: int, linear: Linear, src: MemoryDesc, weights: MemoryDesc) -> float:
+    """Return the part of its speed at which an implementation runs groups of few channels."""
+    channels = linear.channels_per_group(weights.dims, src.ndim)
+    if channels <= 1:
+        return 1.0
+    blocked = bool(src.inner_blocks)
+    halves = (shares[blocked] * lanes for start, shares in _HALF if impl.startswith(start))
+    return channels / (channels + next(halves, _HALF_BY_CALLS))
+
+
+def is_by_vectors(impl: str, linear: Linear, src: MemoryDesc, weights: MemoryDesc, dst: MemoryDesc) -> bool:
+    """Return whether a convolution by windows computes whole vectors of channels, more than dst has room for."""
+    is_window = linear.windowed and weights.ndim == dst.ndim and shape_of(linear, src, weights) == 0
+    return is_window and not dst.inner_blocks and impl.removeprefix(AS_GRADIENT).startswith(("brg", "jit"))
+
+
+def is_general(impl: str) -> bool:
+    """Return whether an implementation of a convolution is a general product."""
+    return impl.removeprefix(AS_GRADIENT).removeprefix("x64:").startswith("gemm")
