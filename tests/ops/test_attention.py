@@ -17,8 +17,8 @@ from fmtprop.jit import unavailable
 from fmtprop.jit.kernel import takes
 from fmtprop.layout import DataType
 from fmtprop.ops import Attention, MatMul, emit
-from fmtprop.ops.attention_fusion import attention
 from fmtprop.ops.evaluate import evaluate
+from fmtprop.passes.attention_fusion import attention
 from fmtprop.passes.base import Pipeline
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.precision import LowerPrecision

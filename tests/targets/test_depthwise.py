@@ -11,7 +11,7 @@ from fmtprop.ops import Conv
 from fmtprop.runtime import selfcheck
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.arguments import arguments
-from tests.ops.test_depthwise_fusion import fuse, pair
+from tests.passes.test_depthwise_fusion import fuse, pair
 from tests.targets.nodes import request
 
 

@@ -13,9 +13,9 @@ from typing import Generic, TypeAlias, TypeVar
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
-from fmtprop.ops.attention_fusion import attention
-from fmtprop.ops.depthwise_fusion import Fused, fused
+from fmtprop.passes.attention_fusion import attention
 from fmtprop.passes.base import Pass
+from fmtprop.passes.depthwise_fusion import Fused, fused
 from fmtprop.passes.depthwise_planes import DepthwisePlanes
 from fmtprop.passes.expand import ExpandingPass
 from fmtprop.passes.merge_groups import MergeGroups

@@ -17,6 +17,7 @@ from fmtprop.ir.node import Node, PostOp, Value, post_op_operand
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.building import is_native
 from fmtprop.ops.convolution import Conv
+from fmtprop.ops.eltwise import Eltwise
 
 #: kernel, padding and strides of oneDNN's fused code
 _KERNEL, _PADDING, _STRIDES = 3, 1, (1, 2)
@@ -98,4 +99,4 @@ def _depthwise(node: Node, weights: TensorType, src: TensorType) -> bool:
 
 
 def _tails_are_eltwise(node: Node) -> bool:
-    return node.op == "convolution" and all(post_op.op == "eltwise" for post_op in node.post_ops)
+    return node.op == "convolution" and all(isinstance(post_op.attrs, Eltwise) for post_op in node.post_ops)

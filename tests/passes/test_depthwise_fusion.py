@@ -13,8 +13,8 @@ from fmtprop.ir.post_ops import types_along
 from fmtprop.ir.types import TensorType
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.ops import Binary, Conv, Eltwise, emit
-from fmtprop.ops.depthwise_fusion import fused
 from fmtprop.ops.evaluate import evaluate
+from fmtprop.passes.depthwise_fusion import fused
 
 RELU6 = PostOp("eltwise", Eltwise("clip", 0.0, 6.0))
 

@@ -15,11 +15,12 @@ from fmtprop.ir.node import Node, Value
 from fmtprop.ir.tensors import materialise, torch_dtype
 from fmtprop.ops.attention import Attention
 from fmtprop.ops.binary import Binary
-from fmtprop.ops.depthwise_fusion import Fused
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.sum import Sum
+from fmtprop.passes.depthwise_fusion import Fused
+from fmtprop.passes.editing import own_producer
 
 #: most elements of a constant mask that is examined
 _MOST_NUMBERS = 1 << 24
@@ -45,7 +46,7 @@ def attention(graph: Graph, node: Node) -> Fused | None:
     inputs = graph.inputs(node.name)
     if not is_product(graph, node) or node.post_ops:
         return None
-    softmax = _only_read(graph, inputs["src"])
+    softmax = own_producer(graph, inputs["src"])
     # the gradient of a softmax has the same attributes
     if softmax is None or softmax.op != "softmax" or softmax.post_ops:
         return None
@@ -92,7 +93,7 @@ class Scores:
 
     def product(self, value: Value) -> Node | None:
         """Return the product of queries and keys; None if the nodes before the softmax are others."""
-        node = _only_read(self.graph, value)
+        node = own_producer(self.graph, value)
         while node is not None:
             self.covers.append(node.name)
             if is_product(self.graph, node):
@@ -103,12 +104,12 @@ class Scores:
             following = inputs.get("src_0") or inputs["src"]
             if self.graph.type_of(following) != node.results[0]:
                 return None
-            node = _only_read(self.graph, following)
+            node = own_producer(self.graph, following)
         return None
 
     def unscaled(self, value: Value) -> Value:
         """Return an operand of the product before a factor, which becomes one of the product; exporters write two."""
-        node = _only_read(self.graph, value)
+        node = own_producer(self.graph, value)
         match node.attrs if node is not None else None:
             case Eltwise("linear", factor, 0.0) if node is not None and factor and not node.post_ops:
                 source = self.graph.inputs(node.name)["src"]
@@ -146,12 +147,6 @@ def is_product(graph: Graph, node: Node) -> bool:
     if not isinstance(node.attrs, MatMul) or "bias" in inputs:
         return False
     return graph.type_of(inputs["weights"]).ndim == graph.type_of(inputs["src"]).ndim >= 3
-
-
-def _only_read(graph: Graph, value: Value) -> Node | None:
-    """Return the producer of a value; None if the value is read more than once."""
-    node = graph.node(value.node)
-    return None if node.is_boundary or graph.reader_count(value) > 1 else node
 
 
 def _limit(graph: Graph, found: Scores, queries: int, keys: int) -> tuple[int | None, list[Value]]:
