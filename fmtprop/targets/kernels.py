@@ -1,13 +1,12 @@
 """Nodes that kernels of our own compute instead of a primitive: broadcasts, reductions, norms, products of one row.
 
-Owns how a node's tensors, as they lie in memory, become rows: axes that one could stand for are one. Owns also how such
-a kernel is run.
+Owns how a node's tensors, as they lie in memory, become rows: axes that one could stand for are one.
+:mod:`fmtprop.targets.kernel` runs the kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from fmtprop.errors import UnsupportedOpError
@@ -31,7 +30,7 @@ from fmtprop.ops.batch_norm_training import BatchStatistics
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import FEW_SUMMANDS, check_summands
 from fmtprop.ops.convolution import Conv
-from fmtprop.ops.embedding_bag import DISORDERED, OUTSIDE, EmbeddingBag
+from fmtprop.ops.embedding_bag import EmbeddingBag
 from fmtprop.ops.host_call import HostCall, arguments_of
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.matmul import MatMul
@@ -43,13 +42,9 @@ from fmtprop.ops.rotary_embedding import RotaryEmbedding
 from fmtprop.passes.formats import channels_last, dense, even_step, like, plain
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.attention import attention_kernels
-from fmtprop.targets.bound import Bound, Place, Stream, failed
-from fmtprop.targets.executable import Executable, Implementation, Provider
 from fmtprop.targets.gemv import gemv_kernels
 from fmtprop.targets.grouped_convolution import grouped_convolution_kernels
-
-#: who executes, in choices and reports
-JIT = "jit"
+from fmtprop.targets.kernel import JIT, KernelImplementation
 
 #: how many numbers of a row a kernel adds up side by side, at least
 _SIDE_BY_SIDE = 32
@@ -59,10 +54,6 @@ _FOLDS = {"sum": "sum", "mean": "mean", "max": "max", "min": "min", "norm_lp_sum
 
 #: calls of PyTorch that may copy rows of a table
 _EMBEDDING, _SELECT, _INDEX = "aten.embedding.default", "aten.index_select.default", "aten.index.Tensor"
-
-#: errors of the statuses of a kernel's check, from 1 on
-_REFUSALS = (IndexError(OUTSIDE), RuntimeError(DISORDERED))
-
 
 #: a kernel, the formats that it reads, and those that it writes
 _Way = tuple[StandaloneKernel, Request, tuple[MemoryDesc, ...]]
@@ -363,60 +354,3 @@ def _as_asked(asked: MemoryDesc, own: MemoryDesc) -> MemoryDesc | None:
     if asked.kind == "any":
         return own
     return asked if asked.at_start() == own else None
-
-
-@dataclass(frozen=True, eq=False)
-class KernelImplementation(Implementation):
-    """A kernel of the project as the implementation of a node.
-
-    Parameters
-    ----------
-    kernel : StandaloneKernel
-        The kernel.
-    """
-
-    kernel: StandaloneKernel
-
-    overwrites = True
-
-    @property
-    def takes_any_numbers(self) -> bool:  # type: ignore[override]  # the same, computed
-        """Whether it accepts any numbers."""
-        return self.kernel.takes_any_numbers
-
-    @property
-    def moves_freely(self) -> bool:  # type: ignore[override]  # the same, computed
-        """Whether it moves each byte once."""
-        return self.kernel.moves_freely
-
-    @property
-    def identity(self) -> Mapping[str, str]:  # type: ignore[override]  # the same, computed
-        """The kernel's code."""
-        return {"kernel": self.kernel.fingerprint}
-
-    @property
-    def repro(self) -> str:
-        """Name and constants of the kernel."""
-        return self.kernel.repro
-
-    def target(self) -> Provider:
-        """Return a target that offers kernels."""
-        from fmtprop.targets.onednn import OneDnnTarget  # which asks for these
-
-        return OneDnnTarget()
-
-    def build(self, threads: int) -> Executable:
-        """Return the kernel for so many threads."""
-        return _KernelExecutable(self.kernel, threads)
-
-
-class _KernelExecutable(Executable):
-    def __init__(self, kernel: StandaloneKernel, threads: int) -> None:
-        self._kernel, self._threads = kernel, threads
-
-    def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
-        work = self._kernel.work(self._threads)
-        for name, place in places.items():
-            place.memory.follow(work.point[name], place.desc.offset0 * place.desc.dtype.nbytes)
-        refusals = [failed(node, JIT, error) for error in _REFUSALS]
-        return Bound(work.calls, keep=[work], failure=lambda status: refusals[status - 1])

@@ -14,7 +14,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.ops import OPS, Binary, Conv, Eltwise, InnerProduct, MatMul, Sum
 from fmtprop.runtime import selfcheck
 from fmtprop.targets import OneDnnTarget
-from fmtprop.targets.kernels import JIT
+from fmtprop.targets.kernel import JIT
 from tests.targets.nodes import node_of, request
 
 WITH_EQUIVALENTS = [op for op in OPS if op.equivalents]

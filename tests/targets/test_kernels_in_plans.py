@@ -15,7 +15,7 @@ from fmtprop.ops import Binary, Pooling
 from fmtprop.passes.formats import channels_last
 from fmtprop.runtime import selfcheck
 from fmtprop.targets import OneDnnTarget
-from fmtprop.targets.kernels import JIT
+from fmtprop.targets.kernel import JIT
 from fmtprop.tuning.identity import describe
 from tests.targets.nodes import node_of, request
 from tests.threads import torch_threads

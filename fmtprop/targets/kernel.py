@@ -1,0 +1,75 @@
+"""A kernel of our own as a target's implementation of a node: its identity, and its binding to a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fmtprop.ir.node import Node
+from fmtprop.jit import StandaloneKernel
+from fmtprop.ops.embedding_bag import DISORDERED, OUTSIDE
+from fmtprop.targets.bound import Bound, Place, Stream, failed
+from fmtprop.targets.executable import Executable, Implementation, Provider
+
+#: who executes, in choices and reports
+JIT = "jit"
+
+#: errors of the statuses of a kernel's check, from 1 on
+_REFUSALS = (IndexError(OUTSIDE), RuntimeError(DISORDERED))
+
+
+@dataclass(frozen=True, eq=False)
+class KernelImplementation(Implementation):
+    """A kernel of the project as the implementation of a node.
+
+    Parameters
+    ----------
+    kernel : StandaloneKernel
+        The kernel.
+    """
+
+    kernel: StandaloneKernel
+
+    overwrites = True
+
+    @property
+    def takes_any_numbers(self) -> bool:  # type: ignore[override]  # the same, computed
+        """Whether it accepts any numbers."""
+        return self.kernel.takes_any_numbers
+
+    @property
+    def moves_freely(self) -> bool:  # type: ignore[override]  # the same, computed
+        """Whether it moves each byte once."""
+        return self.kernel.moves_freely
+
+    @property
+    def identity(self) -> Mapping[str, str]:  # type: ignore[override]  # the same, computed
+        """The kernel's code."""
+        return {"kernel": self.kernel.fingerprint}
+
+    @property
+    def repro(self) -> str:
+        """Name and constants of the kernel."""
+        return self.kernel.repro
+
+    def target(self) -> Provider:
+        """Return a target that offers kernels."""
+        from fmtprop.targets.onednn import OneDnnTarget  # which asks for these
+
+        return OneDnnTarget()
+
+    def build(self, threads: int) -> Executable:
+        """Return the kernel for so many threads."""
+        return _KernelExecutable(self.kernel, threads)
+
+
+class _KernelExecutable(Executable):
+    def __init__(self, kernel: StandaloneKernel, threads: int) -> None:
+        self._kernel, self._threads = kernel, threads
+
+    def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
+        work = self._kernel.work(self._threads)
+        for name, place in places.items():
+            place.memory.follow(work.point[name], place.desc.offset0 * place.desc.dtype.nbytes)
+        refusals = [failed(node, JIT, error) for error in _REFUSALS]
+        return Bound(work.calls, keep=[work], failure=lambda status: refusals[status - 1])
