@@ -147,13 +147,6 @@ def contender(name: str, options: Options | None = None) -> Contender:
 def against(names: Sequence[str], options: Options | None = None) -> list[Contender]:
     """Make the contenders of a race, fmtprop and others; all must be installed.
 
-    Parameters
-    ----------
-    names : sequence of str
-        See :func:`contender`.
-    options : Options, optional
-        Options of fmtprop.
-
     Returns
     -------
     list of Contender

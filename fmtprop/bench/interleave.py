@@ -194,15 +194,6 @@ def uncollected() -> Iterator[None]:
 def time_turn(run: Runnable, inputs: Sequence[torch.Tensor], repeats: int) -> float:
     """Run once untimed, then return the median milliseconds of some runs.
 
-    Parameters
-    ----------
-    run : callable
-        Called with the inputs.
-    inputs : sequence of torch.Tensor
-        Arguments.
-    repeats : int
-        Timed runs.
-
     Returns
     -------
     float

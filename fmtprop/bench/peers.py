@@ -258,11 +258,6 @@ PEERS: Mapping[str, Callable[[], Peer]] = {
 def peer(name: str) -> Peer:
     """Make the peer with a name, as given on a command line.
 
-    Parameters
-    ----------
-    name : str
-        A key of ``PEERS``.
-
     Raises
     ------
     FmtpropError

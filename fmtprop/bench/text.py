@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 
 
 def benchmark_text(benchmark: Benchmark) -> str:
-    """Return machine, latencies with quartiles, speed-ups, and disagreements as text.
-
-    Parameters
-    ----------
-    benchmark : Benchmark
-        The result.
-    """
+    """Return machine, latencies with quartiles, speed-ups, and disagreements as text."""
     table = Table(title=f"median of {benchmark.rounds} rounds, quartiles in brackets")
     for column in ("runtime", "ms per run", f"speed-up over {benchmark.reference}", "error"):
         table.add_column(column, justify="left" if column == "runtime" else "right")

@@ -113,11 +113,6 @@ def _asking(one: Pass, target: Provider) -> Pass:
 def check_memory(graph: Graph) -> None:
     """Refuse a model that is too large for this machine, before its numbers are drawn or read.
 
-    Parameters
-    ----------
-    graph : Graph
-        Imported.
-
     Raises
     ------
     PlanError

@@ -32,13 +32,6 @@ def computable(call: Call, *values: Value | None) -> bool:
 def ints(value: int | Sequence[int], count: int) -> tuple[int, ...]:
     """Return an ATen int list of the schema kind ``int[2]``, in which one number means all axes.
 
-    Parameters
-    ----------
-    value : int or sequence of int
-        The argument.
-    count : int
-        Number of spatial axes.
-
     Examples
     --------
     >>> ints(3, 2), ints([1], 2), ints([1, 2], 2)
@@ -80,13 +73,7 @@ def unbatched(call: Call, value: Value, like: Value) -> Value:
 
 
 def first_of(importer: Importer) -> Importer:
-    """Return the importer for a call that also returns indices, which oneDNN does not compute.
-
-    Parameters
-    ----------
-    importer : callable
-        Imports the first result.
-    """
+    """Return the importer for a call that also returns indices, which oneDNN does not compute."""
 
     def both(call: Call) -> tuple[Value | None, ...] | None:
         value = importer(call)

@@ -92,13 +92,7 @@ def contraction(left: str, right: str, result: str) -> Contraction | None:
 
 
 def import_einsum(call: Call) -> Value | None:
-    """Emit the nodes of ``aten.einsum``; None where PyTorch's operator runs it.
-
-    Parameters
-    ----------
-    call : Call
-        The imported call.
-    """
+    """Emit the nodes of ``aten.einsum``; None where PyTorch's operator runs it."""
     operands: Sequence[Value] = call["tensors"]
     named = _named(call["equation"], [call.type(value).ndim for value in operands])
     if named is None:

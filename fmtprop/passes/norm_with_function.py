@@ -41,17 +41,7 @@ class NormWithFunction:
         return out if any(found) else graph
 
     def run_formatted(self, formatted: Graph, setting: Setting, costs: Costs) -> Graph:
-        """Return a formatted graph with each pair fused that a kernel runs in the formats at hand, or the same graph.
-
-        Parameters
-        ----------
-        formatted : Graph
-            A formatted graph.
-        setting : Setting
-            Who runs it.
-        costs : Costs
-            Costs of the kernels.
-        """
+        """Return a formatted graph with each pair fused that a kernel runs in these formats; without one, the same."""
         out = formatted.copy()
         settle = partial(_settled, out, setting, costs)
         found = [self._fuse(out, node.name, settle) for node in formatted.nodes() if _is_bare(node)]

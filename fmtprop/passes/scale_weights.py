@@ -48,11 +48,6 @@ class ScaleWeights(ExpandingPass):
         Kernels with packed weights would need a reorder in every run, and are not faster. In narrower types they are
         twice as fast: their instructions multiply pairs of channels, which only packed weights have next to each
         other.
-
-        Parameters
-        ----------
-        graph : Graph
-            The graph before the rewrite.
         """
         found = {}
         for node in self.eligible(graph):

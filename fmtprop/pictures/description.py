@@ -144,11 +144,6 @@ def describe(subject: Subject, *, at: str | None = None, position: int | None = 
 def draw(subject: Subject) -> str:
     """Draw a layout as SVG.
 
-    Parameters
-    ----------
-    subject : Subject
-        From :func:`read_layout`.
-
     Returns
     -------
     str

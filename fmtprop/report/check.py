@@ -76,15 +76,7 @@ class Violation:
 
 
 def check(report: Report, limits: Limits) -> tuple[Violation, ...]:
-    """Return the limits that a report exceeds.
-
-    Parameters
-    ----------
-    report : Report
-        Report of one policy.
-    limits : Limits
-        Its limits.
-    """
+    """Return the limits that a report exceeds."""
     found = []
     total = sum(row.seconds for row in report.steps)
     share = report.reorder_seconds / total if total else 0.0

@@ -125,13 +125,7 @@ class Difference:
 
 
 def compare(before: Told, after: Told) -> Difference:
-    """Compare two reports.
-
-    Parameters
-    ----------
-    before, after : Told
-        Reports, usually of one model.
-    """
+    """Compare two reports."""
     changes = []
     for edge in dict.fromkeys((*before.reorders, *after.reorders)):
         old, new = before.reorders.get(edge, ("", 0.0, 0)), after.reorders.get(edge, ("", 0.0, 0))

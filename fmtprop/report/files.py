@@ -45,13 +45,6 @@ class Renderable(Protocol):
 def check_destination(path: str | PathLike[str], forms: Collection[str] = FORMS) -> Path:
     """Check that a report can be written, before the work for it is done.
 
-    Parameters
-    ----------
-    path : path-like
-        The file.
-    forms : collection of str
-        The permitted extensions.
-
     Raises
     ------
     FmtpropError

@@ -139,13 +139,7 @@ def catalogue_data(graphs: Iterable[Graph]) -> list[dict[str, Any]]:
 
 
 def catalogue_text(graphs: Iterable[Graph]) -> str:
-    """Return one line for each graph: name, inputs, parameters, ops.
-
-    Parameters
-    ----------
-    graphs : iterable of Graph
-        Imported.
-    """
+    """Return one line for each graph: name, inputs, parameters, ops."""
     head = ("name", "inputs", "parameters", "ops")
     rows = [
         (

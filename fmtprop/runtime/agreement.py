@@ -121,11 +121,6 @@ def error_of_numbers(got: torch.Tensor, expected: torch.Tensor) -> float:
 
     oneDNN and PyTorch differ there by design (docs/numerics.md).
 
-    Parameters
-    ----------
-    got, expected : torch.Tensor
-        Any data types.
-
     Returns
     -------
     float

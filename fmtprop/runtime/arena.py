@@ -39,11 +39,6 @@ def plan_arena(lifetimes: Sequence[Lifetime]) -> ArenaLayout:
     space between them in one piece. Both are tried. An order that exceeds the bound is tried again with the buffers
     beyond the bound first, until a fixed amount of work is done.
 
-    Parameters
-    ----------
-    lifetimes : sequence of Lifetime
-        The buffers.
-
     Returns
     -------
     ArenaLayout

@@ -51,11 +51,6 @@ class WithViews:
 def without_views(module: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule | None]:
     """Return a functional graph without the results that must be views, and a graph that makes them.
 
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        ATen calls.
-
     Returns
     -------
     torch.fx.GraphModule

@@ -111,11 +111,6 @@ class Tally:
 def findings(tallies: Iterable[Tally]) -> list[dict[str, Any]]:
     """Return the avoidable executions, the costliest first.
 
-    Parameters
-    ----------
-    tallies : iterable of Tally
-        Each distinct execution.
-
     Returns
     -------
     list of dict

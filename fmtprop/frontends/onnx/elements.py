@@ -149,17 +149,7 @@ def from_proto(proto: onnx.TensorProto) -> Any:
 
 
 def from_bytes(data: Any, number: int, dims: tuple[int, ...]) -> Any:
-    """Return a tensor that shares its bytes with a buffer, which can be written to.
-
-    Parameters
-    ----------
-    data : bytearray or numpy.ndarray
-        The bytes of all elements.
-    number : int
-        ONNX's element type.
-    dims : tuple of int
-        Dimensions.
-    """
+    """Return a tensor of one of ONNX's element types that shares its bytes with a buffer, which can be written to."""
     dtype = TORCH_DTYPES.get(number)
     if dtype is None or not len(data):
         return from_array(np.frombuffer(data, numpy_type(number)).reshape(dims))

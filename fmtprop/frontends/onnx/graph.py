@@ -61,13 +61,6 @@ def dims_of(info: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
 def fixed_dims(info: onnx.ValueInfoProto, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
     """Return the dimensions of an input as numbers.
 
-    Parameters
-    ----------
-    info : onnx.ValueInfoProto
-        As the model declares it.
-    shapes : mapping of str to sequence of int
-        The caller's dimensions, by input.
-
     Raises
     ------
     ImportModelError

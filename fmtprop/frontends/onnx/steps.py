@@ -126,13 +126,6 @@ def _attribute(proto: onnx.AttributeProto, opsets: Mapping[str, int], label: str
 def body_of(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Body:
     """Return a graph as steps.
 
-    Parameters
-    ----------
-    graph : onnx.GraphProto
-        A checked graph.
-    opsets : mapping of str to int
-        Domain to version.
-
     Raises
     ------
     ImportModelError

@@ -91,15 +91,6 @@ class Traced:
     def write(self, writer: Writer, node: Node, operands: Mapping[str, str]) -> list[str]:
         """Copy the nodes of an op into a graph.
 
-        Parameters
-        ----------
-        writer : Writer
-            The graph.
-        node : Node
-            One of the given nodes.
-        operands : mapping of str to str
-            Names of its operands.
-
         Returns
         -------
         list of str

@@ -25,15 +25,7 @@ def growth(alternatives: Iterable[Alternative]) -> float:
 
 
 def too_rough(problem: Problem, chosen: Sequence[int]) -> set[int]:
-    """Return the alternatives to leave out to keep the bound: those that save the least for their error.
-
-    Parameters
-    ----------
-    problem : Problem
-        The solved problem.
-    chosen : sequence of int
-        The chosen alternatives.
-    """
+    """Return the alternatives to leave out to keep the bound: those that save the least for their error."""
     alternatives = [problem.alternatives[index] for index in chosen]
     excess = sum(square - MOST_GROWTH**2 for one in alternatives for square in _squares(one))
     worth: list[tuple[float, float, int]] = []

@@ -53,13 +53,6 @@ class _Table:
 def eliminate(problem: Problem, reorders: ReorderTable) -> tuple[tuple[int, ...], float] | None:
     """Find the cheapest choice of alternatives of a narrow problem.
 
-    Parameters
-    ----------
-    problem : Problem
-        As it was checked.
-    reorders : ReorderTable
-        Of this problem.
-
     Returns
     -------
     tuple of tuple of int and float, or None

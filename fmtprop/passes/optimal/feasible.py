@@ -17,13 +17,6 @@ from fmtprop.passes.optimal.program import Demand, LinearProgram, demand, supply
 def find_feasible(problem: Problem, table: ReorderTable) -> tuple[int, ...]:
     """Find an executable choice, without regard to cost or time.
 
-    Parameters
-    ----------
-    problem : Problem
-        As it was checked.
-    table : ReorderTable
-        Of this problem.
-
     Returns
     -------
     tuple of int

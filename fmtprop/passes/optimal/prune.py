@@ -20,11 +20,6 @@ from fmtprop.passes.optimal.problem import Alternative, Format, Problem, Reorder
 def prune(problem: Problem) -> tuple[Problem, tuple[int, ...]]:
     """Leave out dominated alternatives and reorders.
 
-    Parameters
-    ----------
-    problem : Problem
-        As it was checked.
-
     Returns
     -------
     tuple of Problem and tuple of int
