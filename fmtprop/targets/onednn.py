@@ -33,6 +33,9 @@ _CALL_SECONDS, _BYTES_PER_SECOND = 2e-6, 1e10
 #: up to so many products, one thread is faster than several
 _ALONE_PRODUCTS = 1 << 16
 
+#: optimized implementations of a request that each primitive offers, in oneDNN's order: later ones are rarely the best
+_IMPLEMENTATIONS = 3
+
 #: statuses by which oneDNN declines, as opposed to failing
 _DECLINED = frozenset({"unimplemented", "invalid_arguments"})
 
@@ -142,15 +145,21 @@ class OneDnnTarget(Provider):
             lowering = self._lower(node, request, primitive)
             if lowering is None:
                 continue
+            optimized = 0
             for pd in lowering.pd.walk():
-                candidate = self._candidate(node, declaration, request, lowering, pd, known, is_alone=is_alone)
-                # slow code of another primitive is no alternative
-                if candidate is None or (candidate.is_ref and (node.exact or not is_own)):
+                is_ref = _is_ref(pd)
+                # slow code of another primitive, or beside faster code, is no alternative
+                if is_ref and (node.exact or not is_own or optimized):
                     continue
+                candidate = self._candidate(node, declaration, request, lowering, pd, known, is_alone=is_alone)
                 # oneDNN names an implementation again where its primitive cache knows an earlier one
-                if id(candidate) not in seen:
-                    seen.add(id(candidate))
-                    yield candidate
+                if candidate is None or id(candidate) in seen:
+                    continue
+                seen.add(id(candidate))
+                yield candidate
+                optimized += not is_ref
+                if optimized == _IMPLEMENTATIONS:
+                    break
 
     def _lower(self, node: Node, request: Request, primitive: Primitive) -> Lowering | None:
         """Return the primitive's descriptors for a request; None if it or oneDNN declines."""

@@ -67,6 +67,24 @@ def test_a_fast_format_is_worth_two_reorders():
     assert certificate.objective == pytest.approx((1 + 10 + 10 + 2 * 5) * US)
 
 
+def test_nodes_that_differ_in_large_sizes_alone_are_asked_what_gave_the_first_a_way():
+    g = Graph("dense")
+    value = g.input("x", TensorType((1, 64, 8, 8)))
+    for index, channels in enumerate((128, 192, 256, 264, 264)):  # 264 leaves another remainder
+        value = relu(g, conv(g, value, channels, f"c{index}"))
+    g.output(value)
+    target = UniformTarget({"convolution": BLOCKED})
+    found = enumerate_ways(g, Setting(target, ReferenceTarget()), {}, {})
+    asked = [[formats for name, formats in target.asked if name == f"c{index}"] for index in range(5)]
+    assert len(asked[2]) < len(asked[1]) == len(asked[3]) == len(asked[4])  # the first one reads the network's input
+    ways = [{(way.candidate.impl, *_tags(way.candidate)) for way in found.ways[f"c{index}"]} for index in range(1, 5)]
+    assert all(ways[0] == others for others in ways)
+
+
+def _tags(candidate):
+    return (*(desc.tag for desc in candidate.operands.values()), *(desc.tag for desc in candidate.results))
+
+
 def test_a_fast_format_is_not_worth_dear_reorders():
     costs = TableCosts({("convolution", BLOCKED): 1 * US, ("convolution", "abcd"): 20 * US}, reorders=15 * US)
     formatted, certificate = solve(chain(), UniformTarget({"convolution": BLOCKED}), costs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
@@ -29,6 +30,9 @@ Pins = Mapping[str, MemoryDesc]
 
 #: implementations of one request that are tried, in the target's order: later ones are rarely the best
 _IMPLEMENTATIONS = 3
+
+#: of two sizes from this one on with the same remainder by it, kernels for vectors and blocks support both or none
+_SIZE_STEP = 64
 
 
 def enumerate_ways(
@@ -66,6 +70,8 @@ class _Enumerator:
         self.found = Enumeration(graph)
         #: of each node of a kind (equal blocks of a network have equal nodes) its ways by their identities
         self._of_kind: dict[object, dict[object, Candidate]] = {}
+        #: of nodes that differ in large sizes alone, the numbers of the requests that gave the first one another way
+        self._useful: dict[object, set[int]] = {}
 
     def run(self) -> Enumeration:
         for node in self.graph.nodes():
@@ -127,7 +133,7 @@ class _Enumerator:
         real = [candidate for candidate in seen.values() if not candidate.is_ref]
         return real or list(seen.values())
 
-    def _kind(self, node: Node, inputs: Mapping[str, Value]) -> object:
+    def _kind(self, node: Node, inputs: Mapping[str, Value]) -> tuple[object, ...]:
         """Return all that a node's ways depend on."""
         own = node.name if node.is_boundary or self._pins_of(node) else ""
         tail = tuple((post_op.op, post_op.attrs, post_op.operands) for post_op in node.post_ops)
@@ -172,8 +178,11 @@ class _Enumerator:
             yield from self._fall_back(node, {"src": source})
 
     def _asked(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
-        optimized = False
-        for request in self._pinned(node, self._requests(node, inputs)):
+        optimized, likeness = False, _likeness(self._kind(node, inputs))
+        useful, found, seen = self._useful.get(likeness), set[int](), set[object]()
+        for number, request in enumerate(self._pinned(node, self._requests(node, inputs))):
+            if useful is not None and number not in useful:
+                continue
             families: Counter[tuple[str, str, bool]] = Counter()
             for candidate in self.target.candidates(node, request):
                 optimized = optimized or not (candidate.is_ref or candidate.impl.startswith(AS_GRADIENT))
@@ -183,7 +192,13 @@ class _Enumerator:
                 member = candidate.target, family if family in OPSET else "", candidate.is_followed
                 families[member] += 1
                 if families[member] <= _IMPLEMENTATIONS:
+                    identity = _identity(candidate)
+                    if not candidate.is_ref and identity not in seen:
+                        seen.add(identity)
+                        found.add(number)
                     yield candidate
+        if found:
+            self._useful.setdefault(likeness, found)
         if isinstance(node.attrs, Concat) and self.setting.in_place:
             yield from self._in_place(node, node.attrs, inputs)
         # PyTorch's products use the same kernels, but pack their weights in each run; of deconvolutions it has others
@@ -359,6 +374,20 @@ class _Enumerator:
         return (
             f"{asked}, but no implementation of {node.label} offers that{together}; available: {offered or 'nothing'}"
         )
+
+
+@lru_cache(maxsize=8192)
+def _likeness(part: object) -> object:
+    """Return a kind without its large sizes: hundreds of convolutions of a network may differ in channels alone."""
+    if isinstance(part, tuple):
+        return tuple(map(_likeness, part))
+    if isinstance(part, MemoryDesc) and (part.kind != "blocked" or part.tag is None):
+        return part
+    if not isinstance(part, MemoryDesc | TensorType):
+        return part
+    tag = part.tag if isinstance(part, MemoryDesc) else None
+    sizes = tuple(size if size < _SIZE_STEP else _SIZE_STEP + size % _SIZE_STEP for size in part.dims)
+    return tag, part.dtype, sizes
 
 
 def _formats_of(node: Node, candidate: Candidate) -> dict[str, MemoryDesc]:
