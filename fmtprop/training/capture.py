@@ -140,7 +140,15 @@ _WHOLE = {
 
 
 def _replace_calls(module: fx.GraphModule, dtype: str) -> None:
-    """Replace calls of a captured graph that PyTorch would trace step by step, and short attention in bf16 by parts."""
+    """Replace calls of a captured graph that PyTorch would trace step by step, and short attention in bf16 by parts.
+
+    Graphs within, of checkpoints for instance, are replaced by copies, since other graphs may have them, too.
+    """
+    for name, part in module.named_children():
+        if isinstance(part, fx.GraphModule):
+            own = fx.GraphModule(part, copied(part.graph))
+            _replace_calls(own, dtype)
+            setattr(module, name, own)
     made: dict[str, Callable[..., Any]] = {
         **_WHOLE,
         "scaled_dot_product_attention": partial(attention_in_parts, lowered=dtype == "bf16"),
@@ -162,7 +170,8 @@ def _step_by_step(module: fx.GraphModule) -> Iterator[None]:
     express it.
     """
     enabled, traced = torch._C._get_mkldnn_enabled(), decompositions._rnn_helper
-    recurrent = any(getattr(node.target, "__name__", "") == "lstm" for node in module.graph.nodes)
+    graphs = [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
+    recurrent = any(getattr(node.target, "__name__", "") == "lstm" for graph in graphs for node in graph.nodes)
     # not torch.backends.mkldnn.flags: it sets more, and warns
     torch._C._set_mkldnn_enabled(enabled and not recurrent)
     decompositions._rnn_helper = partial(_recurrent_layers, traced)

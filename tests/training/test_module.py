@@ -260,6 +260,32 @@ def test_dropout_behind_a_channel_shuffle_in_channels_last(learns):
     assert_same_step(ours, theirs, x)
 
 
+@pytest.mark.parametrize(
+    ("inner", "source", "op"),
+    [
+        (nn.LSTM(6, 4, 2, dropout=0.3), lambda x: x, "lstm"),
+        (nn.EmbeddingBag(8, 6), lambda x: torch.arange(12).view(3, 4) % 8, ""),
+        (nn.ChannelShuffle(2), lambda x: x.view(4, 5, 3, 6).permute(0, 3, 1, 2), ""),
+    ],
+)
+def test_calls_within_a_checkpoint_are_as_outside(inner, source, op):
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner = nn.Linear(6, 6), inner
+
+        def part(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.inner(source(self.first(x)))
+            return F.dropout(y[0] if isinstance(y, tuple) else y, 0.5) + self.first.bias.sum()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.part, x, use_reentrant=False)
+
+    ours, theirs = compiled(Checkpointed(), torch.randn(20, 3, 6))
+    assert_same_step(ours, theirs, torch.randn(20, 3, 6))
+    assert not op or op in [node.op for node in ours.nets[0].graph.nodes()]
+
+
 def test_a_window_of_one_channel_trains():
     # oneDNN crashes while it compiles this gradient
     inner = nn.Sequential(nn.Conv2d(3, 8, 3), nn.LocalResponseNorm(1))
