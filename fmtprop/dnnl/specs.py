@@ -218,7 +218,25 @@ def c_call(problem: Problem) -> tuple[str, list[Any]]:
         if getattr(problem, name) is not None:
             taken = ", ".join(spec_of(problem.kind, problem.prop).operands)
             raise InputError(f"{problem.kind} ({problem.prop}) takes no operand {name}; it takes {taken}")
+    if problem.kind == "inner_product":
+        _check_repeats(problem)
     return function, [read(problem) for read in readers]
+
+
+def _check_repeats(problem: Problem) -> None:
+    """Refuse operands with one element in several places: oneDNN divides by strides, so the process would end."""
+    operands = ((name, getattr(problem, name, None)) for name in spec_of(problem.kind, problem.prop).operands)
+    for name, native in operands:
+        desc = None if native is None else native.desc
+        if (
+            desc is not None
+            and desc.kind == "blocked"
+            and any(size > 1 and stride == 0 for size, stride in zip(desc.dims, desc.strides, strict=True))
+        ):
+            raise UnsupportedOpError(
+                f"{problem.kind} ({problem.prop}): {name} is {desc}, which repeats elements by a stride of 0; oneDNN "
+                "needs each of them in memory: copy it"
+            )
 
 
 # ---------------------------------------------------------------- readers: C arguments from a problem

@@ -8,6 +8,7 @@ import pytest
 
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError, InputError, ShapeError, UnsupportedOpError
+from fmtprop.layout import MemoryDesc
 from tests.dnnl.support import SAME, any_of, plain
 
 DATA = (1, 16, 8, 8)
@@ -52,6 +53,14 @@ def test_windows_are_checked_before_onednn(change: dict[str, object], message: s
     """oneDNN would read beyond a short array."""
     with pytest.raises(ShapeError, match=message):
         convolution(**change)
+
+
+@pytest.mark.parametrize("strides", [(0, 0), (1, 0), (0, 1)])
+def test_an_inner_product_reads_no_element_twice(strides: tuple[int, int]) -> None:
+    """oneDNN would divide by a stride of 0, which ends the process."""
+    src = dnnl.NativeDesc.from_desc(MemoryDesc((4, 36), "f32", strides=strides))
+    with pytest.raises(UnsupportedOpError, match=r"src is f32\[4,36\]:\S+, which repeats elements by a stride of 0"):
+        dnnl.create(dnnl.InnerProduct(src=src, weights=any_of((32, 36)), dst=any_of((4, 32))))
 
 
 def test_unknown_names() -> None:
