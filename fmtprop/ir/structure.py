@@ -185,9 +185,15 @@ def _decode(spec: Any, outputs: Sequence[Any]) -> Any:
         return {key: _decode(item, outputs) for key, item in content}
     items = {key: _decode(item, outputs) for key, item in spec["items"]}
     if kind == "namedtuple":
-        return namedtuple(content, list(items))(**items)
+        return _named(content, tuple(items))(**items)
     registered = _registered_class(content)
     return items if registered is None else registered(**items)
+
+
+@lru_cache(maxsize=256)
+def _named(name: str, members: tuple[str, ...]) -> Any:
+    """Return a class of named tuples: to make one takes longer than a run of a small model."""
+    return namedtuple(name, members)
 
 
 def _registered_class(name: str) -> type | None:

@@ -85,6 +85,12 @@ def test_malformed_descriptions_are_refused(text, message):
         restructure(text, ["a"])
 
 
+def test_named_tuples_of_all_calls_are_of_one_class():
+    text = describe([], [], Point(Slot(0), Slot(1)))
+    first, second = restructure(text, ["a", "b"]), restructure(text, ["c", "d"])
+    assert first == Point("a", "b") and type(first) is type(second)
+
+
 def test_a_name_in_a_file_never_makes_a_class_run():
     results = {"object": "subprocess.Popen", "items": [["args", {"value": "true"}]]}
     text = json.dumps({"positional": [], "keyword": [], "results": results})
