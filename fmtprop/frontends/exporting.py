@@ -13,6 +13,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fmtprop.errors import IN_PLACE_REMEDY, ImportModelError
-from fmtprop.frontends.run_time_checks import drop_checks
+from fmtprop.frontends.run_time_checks import drop_checks, index_by_tensors
 from fmtprop.frontends.source_text import check_keywords, check_parameter
 from fmtprop.frontends.torch_log import held_back
 from fmtprop.ir.structure import describe
@@ -36,6 +37,8 @@ _EXPORTING = ProcessLock()
 
 #: where operators on tensors of the CPU are dispatched to, those without data included
 _CPU_KEYS = tuple(getattr(torch._C.DispatchKey, name) for name in ("CPU", "Meta", "AutogradCPU", "AutogradMeta"))
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 #: how a module is exported: (by analysis of its bytecode, which can sometimes do more than tracing an execution;
 #: with examples of size 1 for dynamic sizes, which PyTorch fixes otherwise)
@@ -128,7 +131,7 @@ def export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dynam
             if ones_are_sizes and dynamic_shapes is None:
                 continue
             try:
-                data = nullcontext() if strict else _Data()
+                data = nullcontext() if strict else _Unseen()
                 with symbolic_shapes.patch(backed_size_oblivious=ones_are_sizes), data:  # type: ignore[attr-defined]
                     return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
             except Exception as error:  # the exporter runs the user's code: it raises anything
@@ -136,8 +139,12 @@ def export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dynam
         raise ImportModelError(_export_failure(module, failures[0])) from failures[0]
 
 
-class _Data(TorchFunctionMode):
-    """Trace ``tensor.data``, which torch.export does not see: as its detached self, and an assignment as a copy."""
+class _Unseen(TorchFunctionMode):
+    """Trace what torch.export does not see.
+
+    ``tensor.data`` is its detached self, and an assignment to it a copy. An assignment at a position that is a tensor
+    is a copy to the view of this position.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         data: Any = torch.Tensor.data
@@ -145,7 +152,32 @@ class _Data(TorchFunctionMode):
             return args[0].detach()
         if func == data.__set__:
             return args[0].detach().copy_(args[1])
+        if func == torch.Tensor.__setitem__ and _is_position(args[1]):
+            view = _at_position(args[0], args[1])
+            return view.copy_(args[2]) if isinstance(args[2], torch.Tensor) else view.fill_(args[2])
         return func(*args, **(kwargs or {}))
+
+
+def _is_position(index: Any) -> bool:
+    """Return whether an index makes a view at a position that is an integer tensor."""
+    items = index if isinstance(index, tuple) else (index,)
+    tensors = [item for item in items if isinstance(item, torch.Tensor)]
+    are_positions = all(item.ndim == 0 and item.dtype in _INTEGERS for item in tensors)
+    others = {type(item) for item in items if not isinstance(item, torch.Tensor)}
+    return bool(tensors) and are_positions and others <= {int, slice, EllipsisType, type(None)}
+
+
+def _at_position(tensor: torch.Tensor, index: Any) -> torch.Tensor:
+    """Return the view that such an index makes."""
+    items = index if isinstance(index, tuple) else (index,)
+    view = tensor[tuple(slice(None) if isinstance(item, torch.Tensor) else item for item in items)]
+    rest = tensor.ndim - sum(item is not None and item is not ... for item in items)
+    axis = view.ndim if any(item is ... for item in items) else view.ndim - rest
+    for item in reversed(items):
+        axis -= rest if item is ... else not isinstance(item, int)
+        if isinstance(item, torch.Tensor):
+            view = view.select(axis, item.item())  # type: ignore[arg-type]
+    return view
 
 
 def _positional(module: nn.Module, example_inputs: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -297,6 +329,7 @@ def functionalised(program: ExportedProgram) -> ExportedProgram:
                 f"{_first_lines(error)}\nMake new tensors instead of changing {_changing(program)} in place, and use a "
                 f"program that still has its weights. If it has a cache, {IN_PLACE_REMEDY}"
             ) from error
+    index_by_tensors(functional.graph)
     drop_checks(functional.graph)
     return functional
 

@@ -1,6 +1,6 @@
-"""Checks of numbers in a program: a graph has no numbers that depend on data, so it cannot make them.
+"""Numbers that a program reads from tensors: a graph has no numbers that depend on data, so it cannot make them.
 
-Owns which calls belong to such checks alone, and their removal.
+Owns which calls belong to checks of such numbers alone, and their removal; and positions that stay tensors.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fmtprop.frontends.fx_import import origin_of
+
+#: where a view begins in memory: PyTorch checks it of its own accord, and an indexing checks its positions
+_START = torch.ops.aten.sym_storage_offset.default
 
 
 def drop_checks(graph: fx.Graph) -> None:
@@ -36,7 +39,7 @@ def drop_checks(graph: fx.Graph) -> None:
     for node in [node for node in graph.nodes if _reads_a_number(node)]:
         readers = list(_readers(node))
         if all(_is_check(reader) or not _makes_tensors(reader) for reader in readers):
-            if readers:
+            if readers and node.target is not _START:
                 found[origin_of(node) or "the model"] = None
             for reader in reversed(list(graph.nodes)):
                 if reader is node or reader in readers:
@@ -45,8 +48,33 @@ def drop_checks(graph: fx.Graph) -> None:
         warnings.warn(f"{place}: run-time check of a number is left out of the graph", UserWarning, stacklevel=2)
 
 
+def index_by_tensors(graph: fx.Graph) -> None:
+    """Replace each selection at a number that was read from a tensor by an indexing with the tensor.
+
+    Parameters
+    ----------
+    graph : torch.fx.Graph
+        A functional program. It is changed.
+    """
+    aten = torch.ops.aten
+    for node in list(graph.nodes):
+        if node.target not in (aten.select.int, aten.select_scatter.default):
+            continue
+        source, *written, axis, number = node.args
+        if not isinstance(number, fx.Node) or not _reads_a_number(number):
+            continue
+        (position,) = number.args
+        places = [None] * (axis % source.meta["val"].ndim) + [position]
+        made = aten.index_put.default if written else aten.index.Tensor
+        with graph.inserting_before(node):
+            indexed = graph.call_function(made, (source, places, *written))
+        indexed.meta = {**node.meta}
+        node.replace_all_uses_with(indexed)
+        graph.erase_node(node)
+
+
 def _reads_a_number(node: fx.Node) -> bool:
-    return node.target in (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
+    return node.target in (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default, _START)
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:

@@ -649,6 +649,25 @@ def test_a_number_that_nothing_reads_is_no_part_of_the_graph():
     compare(run(graph, TOKENS), TOKENS * 2)
 
 
+def _written_at(x, at):
+    made = x.clone()
+    made[at], made[None, at, ..., 1:3] = x[0], 5.0
+    made[..., at, 0].add_(x[:, at, 1])
+    made[0, at, at] += 1
+    return made, x[:, at, 1:], x[at % 2]
+
+
+@pytest.mark.parametrize("position", [0, 1, -1])
+def test_a_position_may_be_a_tensor(position):
+    x, at = torch.randn(2, 3, 4), torch.tensor(position)
+    model = Function(_written_at)
+    net = fp.compile(model, (x, torch.tensor(0)))
+    for got, expected in zip(net(x, at), model(x, at), strict=True):
+        compare(got, expected)
+    with pytest.raises(InputError, match=r"out of (range|bounds)"):
+        net(x, torch.tensor(7))
+
+
 def test_a_number_that_is_checked_and_used_is_refused():
     with pytest.raises(ImportModelError, match=r"aten.item.default turns a tensor into a Python number"):
         from_torch(Function(_counted), TOKENS)
