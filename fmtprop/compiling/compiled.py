@@ -72,7 +72,7 @@ class CompiledModel(Serving):
         self.left_out = compilation.left_out
         plan, graph = self.plan, self.graph
         self._executor = Executor(plan, compilation.plan_for)
-        self._flat = _is_flat(graph)
+        self._has_flat_inputs, self._has_flat_outputs = _are_flat(graph)
         self._arguments = frozenset(argument_names(graph.structure))
 
     def __call__(self, *args: Any, out: torch.Tensor | Sequence[torch.Tensor] | None = None, **kwargs: Any) -> Any:
@@ -292,10 +292,11 @@ class CompiledModel(Serving):
         return Report.of(self, repeats=repeats)
 
     def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, threads: int | None) -> Any:
-        if self._flat and not kwargs:
-            results = self._executor.run(args, out, threads)
+        is_flat = self._has_flat_inputs and not kwargs
+        inputs = args if is_flat else flatten_arguments(self.graph.structure, args, kwargs)
+        results = self._executor.run(inputs, out, threads)
+        if self._has_flat_outputs:
             return results[0] if len(results) == 1 else tuple(results)
-        results = self._executor.run(flatten_arguments(self.graph.structure, args, kwargs), out, threads)
         return restructure(self.graph.structure, results)
 
     def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -347,17 +348,16 @@ def _check_repeats(repeats: int) -> None:
         raise InputError(f"repeats must be a whole number from 1 to {MAX_RUNS}, for a median, got {repeats!r}")
 
 
-def _is_flat(graph: Graph) -> bool:
-    """Whether arguments are plain positional tensors and the result a tensor or a tuple of tensors, in graph order."""
+def _are_flat(graph: Graph) -> tuple[bool, bool]:
+    """Whether arguments are plain positional tensors, and the result a tensor or a tuple of tensors, in graph order."""
     if not graph.structure:
-        return True
+        return True, True
     data = parsed(graph.structure)
     slots = [{"slot": i} for i in range(len(graph.input_nodes))]
     outs = [{"slot": i} for i in range(len(graph.output_nodes))]
     results = data["results"]
     single = len(outs) == 1 and results == outs[0]
     return (
-        [spec for _, spec in data["positional"]] == slots
-        and not data["keyword"]
-        and (single or (len(outs) > 1 and results == {"tuple": outs}))
+        [spec for _, spec in data["positional"]] == slots and not data["keyword"],
+        single or (len(outs) > 1 and results == {"tuple": outs}),
     )

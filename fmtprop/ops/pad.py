@@ -19,7 +19,8 @@ from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
-from fmtprop.ops.building import Ready, Tensors, copied, is_native
+from fmtprop.ops.building import Ready, Tensors, is_native
+from fmtprop.ops.host_call import host_call
 
 # ---------------------------------------------------------------- attributes
 
@@ -63,21 +64,28 @@ def infer(attrs: Pad, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]
 
 def reference(attrs: Pad, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch."""
-    return (F.pad(tensors["src"], _sizes(attrs), value=attrs.value),)
+    # PyTorch lists (before, after) from the last axis on.
+    pairs = zip(attrs.pads_l[::-1], attrs.pads_r[::-1], strict=True)
+    return (F.pad(tensors["src"], [size for pair in pairs for size in pair], value=attrs.value),)
 
 
 def operator(attrs: Pad, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
-    """Return PyTorch's operator for it, whose result is copied to a tensor."""
-    return partial(copied, results[0], torch.constant_pad_nd, tensors["src"], _sizes(attrs), attrs.value)
+    """Return calls of PyTorch's operators that write both parts of the result; its padding makes another tensor."""
+    src = tensors["src"]
+    inside = tuple(slice(before, before + size) for before, size in zip(attrs.pads_l, src.shape, strict=True))
+    return partial(_write_padded, results[0], attrs.value, inside, src)
 
 
-def _sizes(attrs: Pad) -> list[int]:
-    """Return the padding as PyTorch lists it: before and after each axis, from the last one on."""
-    pairs = zip(attrs.pads_l[::-1], attrs.pads_r[::-1], strict=True)
-    return [size for pair in pairs for size in pair]
+def _write_padded(dst: torch.Tensor, value: float, inside: tuple[slice, ...], src: torch.Tensor) -> None:
+    dst.fill_(value)
+    dst[inside].copy_(src)
 
 
 # ---------------------------------------------------------------- importers
+
+
+#: modes of padding -> names of functions with an overload for given memory, without their numbers of axes
+_NAMED = {"reflect": "reflection_pad", "replicate": "replication_pad"}
 
 
 def _pad(call: Call) -> Value | None:
@@ -85,7 +93,11 @@ def _pad(call: Call) -> Value | None:
     flat = list(call["pad"])
     if not any(flat):  # in any mode
         return src
-    if call.args.get("mode", "constant") != "constant" or not is_native(call.type(src)) or min(flat, default=0) < 0:
+    mode, axes = call.args.get("mode", "constant"), len(flat) // 2
+    if mode in _NAMED and 1 <= axes <= 3 and call.type(src).ndim in (axes + 1, axes + 2):
+        named, inputs = host_call(f"aten.{_NAMED[mode]}{axes}d.default", {"self": src, "padding": flat})
+        return call.emit("aten", inputs, named)
+    if mode != "constant" or not is_native(call.type(src)) or min(flat, default=0) < 0:
         return None
     unpadded = [0] * (call.type(src).ndim - len(flat) // 2)
     attrs = Pad((*unpadded, *flat[-2::-2]), (*unpadded, *flat[::-2]), float(call["value"] or 0.0))
