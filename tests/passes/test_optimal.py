@@ -12,9 +12,10 @@ from fmtprop.ir import Graph, TensorType, Value
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import Binary, Concat, Permute, emit
+from fmtprop.ops.convolution import Conv
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.optimal import Certificate, OptimalFormats, price, resolve_pins
-from fmtprop.passes.optimal.enumerate import enumerate_ways
+from fmtprop.passes.optimal.enumerate import _likeness, enumerate_ways
 from fmtprop.passes.target import Setting
 from fmtprop.targets.reference import ReferenceTarget
 from tests.passes.table_target import TableTarget
@@ -70,7 +71,7 @@ def test_a_fast_format_is_worth_two_reorders():
 def test_nodes_that_differ_in_large_sizes_alone_are_asked_what_gave_the_first_a_way():
     g = Graph("dense")
     value = g.input("x", TensorType((1, 64, 8, 8)))
-    for index, channels in enumerate((128, 192, 256, 264, 264)):  # 264 leaves another remainder
+    for index, channels in enumerate((128, 192, 256, 264, 280)):  # blocks of 64 channels divide some, blocks of 8 all
         value = relu(g, conv(g, value, channels, f"c{index}"))
     g.output(value)
     target = UniformTarget({"convolution": BLOCKED})
@@ -79,6 +80,11 @@ def test_nodes_that_differ_in_large_sizes_alone_are_asked_what_gave_the_first_a_
     assert len(asked[2]) < len(asked[1]) == len(asked[3]) == len(asked[4])  # the first one reads the network's input
     ways = [{(way.candidate.impl, *_tags(way.candidate)) for way in found.ways[f"c{index}"]} for index in range(1, 5)]
     assert all(ways[0] == others for others in ways)
+
+
+def test_depthwise_convolutions_are_alike_in_spite_of_their_groups():
+    few, some, many = (_likeness(Conv((1, 1), (0, 0), (1, 1), (1, 1), groups)) for groups in (8, 96, 160))
+    assert some == many != few
 
 
 def _tags(candidate):

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from math import gcd
+from typing import Any
 
 from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
@@ -31,8 +34,8 @@ Pins = Mapping[str, MemoryDesc]
 #: implementations of one request that are tried, in the target's order: later ones are rarely the best
 _IMPLEMENTATIONS = 3
 
-#: of two sizes from this one on with the same remainder by it, kernels for vectors and blocks support both or none
-_SIZE_STEP = 64
+#: kernels for vectors and blocks support sizes from the first on that the same powers of two up to the second divide
+_LARGE, _BLOCK = 32, 64
 
 
 def enumerate_ways(
@@ -377,17 +380,22 @@ class _Enumerator:
 
 
 @lru_cache(maxsize=8192)
-def _likeness(part: object) -> object:
+def _likeness(part: Any) -> object:
     """Return a kind without its large sizes: hundreds of convolutions of a network may differ in channels alone."""
     if isinstance(part, tuple):
         return tuple(map(_likeness, part))
-    if isinstance(part, MemoryDesc) and (part.kind != "blocked" or part.tag is None):
-        return part
+    if hasattr(part, "groups"):  # as many as channels, in a depthwise convolution
+        return replace(part, groups=1), _likeness_of_size(part.groups)
     if not isinstance(part, MemoryDesc | TensorType):
         return part
     tag = part.tag if isinstance(part, MemoryDesc) else None
-    sizes = tuple(size if size < _SIZE_STEP else _SIZE_STEP + size % _SIZE_STEP for size in part.dims)
-    return tag, part.dtype, sizes
+    if tag is None and isinstance(part, MemoryDesc) and part.kind != "any":
+        return part
+    return tag, part.dtype, tuple(map(_likeness_of_size, part.dims))
+
+
+def _likeness_of_size(size: int) -> object:
+    return gcd(size, _BLOCK), min(size, _LARGE)
 
 
 def _formats_of(node: Node, candidate: Candidate) -> dict[str, MemoryDesc]:
