@@ -23,11 +23,17 @@ class LowerPrecision:
 
     Compute-intensive ops read activations and weights in ``dtype`` and write it; bandwidth-limited ops, views and
     PyTorch's poolings keep their source's type. Biases, normalization statistics, scales, shifts stay f32, other host
-    ops get f32 operands, and graph outputs keep their type. Positions (of grid samples, before a conversion to
-    integers) and their differences are computed in f32, from the compute-intensive ops on; so are products of few rows
-    with a matrix of the caller's, which would take less time than its conversion. Conversions are reorder
-    nodes; the format assignment merges them with neighbouring changes of format. If a compute-intensive op's result
-    would only be converted back, the op writes f32 itself, the type of its accumulator.
+    ops get f32 operands, and graph outputs keep their type. Three kinds of numbers are computed in f32:
+
+    - positions (of grid samples, before a conversion to integers), from the compute-intensive ops on;
+    - states, which are element-wise results from positions or from the caller's numbers (an integrator, a flow, a
+      step of diffusion): a step may be small beside the state, and a bf16 state loses it;
+    - element-wise results that are read in f32 alone, by host ops and graph outputs.
+
+    Products of few rows with a matrix of the caller's stay in f32, too: they would take less time than its
+    conversion. Conversions are reorder nodes; the format assignment merges them with neighbouring changes of format. If
+    a compute-intensive op's result would only be converted back, or is one of these numbers, the op writes f32
+    itself, the type of its accumulator.
 
     Parameters
     ----------
@@ -96,7 +102,7 @@ class _Conversion:
         self.out = Graph(graph.name, graph.structure)
         self.values: dict[Value, Value] = {}
         self.casts: dict[tuple[Value, DataType], Value] = {}
-        self.positions = set() if self.widens else _positions(graph)
+        self.wide = set() if self.widens else _wide(graph)
 
     def run(self) -> Graph:
         for node in self.source.nodes():
@@ -124,6 +130,7 @@ class _Conversion:
             for one in ports(node, converted)
             if one.role is not Role.PARAMETER
         )
+        changed = changed and not self._is_wide(node)
         kept = [one.parameter or one.wide for one in declaration.results]  # statistics, and gradients
         dtypes = [
             self.dtype if changed and result.dtype is self.given and not any(kept[index : index + 1]) else result.dtype
@@ -148,12 +155,12 @@ class _Conversion:
                 and (one.post_op is None or one.post_op.op != "prelu")
             )
         ]
-        # the difference of two positions may be small
-        is_wide = Value(node.name, 0) in self.positions or (declaration.elementwise and self._reads_positions(node))
+        is_wide = self._is_wide(node)
         changed = compute or (not is_wide and any(arrives[name] is self.dtype for name in data))
         wanted = {}
         for name, dtype in original.items():
-            added = name in node.tail and name != node.residual and inputs_before[name] in self.positions
+            # a sum adds into the result's buffer, so both have one type
+            added = is_wide and name in node.tail and (name == node.residual or inputs_before[name] in self.wide)
             if self._keeps_types(node) or not changed or added or dtype is not self.given:
                 wanted[name] = dtype
             elif name in data or (compute and name.startswith("weights")):
@@ -181,8 +188,9 @@ class _Conversion:
             read = [value for name, value in inputs.items() if name.endswith(("key", "value"))]
         return any(shown(self.source, value).op == "input" for value in read)
 
-    def _reads_positions(self, node: Node) -> bool:
-        return not self.positions.isdisjoint(self.source.inputs(node.name).values())
+    def _is_wide(self, node: Node) -> bool:
+        """Return whether a node computes in the given type, or a compute-intensive op writes its accumulator."""
+        return Value(node.name, 0) in self.wide and not (_is_compute(node) and len(node.results) > 1)
 
     def _keep(self, node: Node, inputs: dict[str, Value], dtypes: list[DataType]) -> None:
         results = tuple(result.with_dtype(dtype) for result, dtype in zip(node.results, dtypes, strict=True))
@@ -208,6 +216,48 @@ class _Conversion:
             if path:
                 self.out.replace_uses(cast, value)
                 self.out.remove(cast.node)
+
+
+def _wide(graph: Graph) -> set[Value]:
+    """Return the values that are computed in f32: positions, states, and what is read in f32 alone."""
+    found = _positions(graph)
+    found |= _states(graph, found)
+    unrounded = set(found)
+    for node in reversed(list(graph.nodes())):
+        value = Value(node.name, 0)
+        if node.is_boundary or _is_compute(node) or len(node.results) != 1 or not graph.readers(value):
+            continue
+        if all(_reads_unrounded(graph.node(reader), name, unrounded) for reader, name in graph.readers(value)):
+            unrounded.add(value)
+            if opdef(node.op).elementwise or node.op == "concat":
+                found.add(value)
+    return found
+
+
+def _reads_unrounded(reader: Node, operand: str, unrounded: set[Value]) -> bool:
+    """Return whether a node reads an operand in f32, or hands it on to such nodes alone."""
+    if reader.op == "output":
+        return True
+    if opdef(reader.op).category is Category.HOST and not opdef(reader.op).narrows(reader.attrs):
+        return True
+    return Value(reader.name, 0) in unrounded and (not _is_compute(reader) or operand in reader.tail)
+
+
+def _states(graph: Graph, positions: set[Value]) -> set[Value]:
+    """Return the results of element-wise ops on positions, or on the caller's numbers of the same shape."""
+    found = set(positions)
+    for node in graph.nodes():
+        if node.op == "input" and node.results[0].dtype is DataType.F32:
+            found.add(Value(node.name, 0))
+        if node.is_boundary:
+            continue
+        inputs, declaration = graph.inputs(node.name), opdef(node.op)
+        is_view = declaration.category is Category.VIEW
+        names = node.tail if _is_compute(node) else inputs.keys() if declaration.elementwise or is_view else ()
+        read = found.intersection(inputs[name] for name in names)
+        if any(is_view or value in positions or graph.type_of(value).dims == node.results[0].dims for value in read):
+            found.add(Value(node.name, 0))
+    return found
 
 
 def _positions(graph: Graph) -> set[Value]:

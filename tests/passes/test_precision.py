@@ -173,6 +173,91 @@ def test_positions_are_computed_in_f32():
             assert relative_error(got, want) < 2e-2
 
 
+class Flow(nn.Module):
+    """Adds up small steps to positions, or to any numbers that it starts from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.step = nn.Conv2d(2, 16, 3, padding=1), nn.Conv2d(16, 2, 3, padding=1)
+
+    def moved(self, x: torch.Tensor) -> torch.Tensor:
+        return self.step(torch.tanh(self.features(x)))
+
+
+class FromPositions(Flow):
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        axis = torch.linspace(-1, 1, image.shape[-1])
+        start = torch.stack(torch.meshgrid(axis, axis, indexing="xy")).expand(image.shape[0], -1, -1, -1)
+        grid = start + self.moved(image)
+        for _ in range(2):
+            found = nn.functional.grid_sample(image, grid.permute(0, 2, 3, 1), align_corners=True)
+            grid = grid + self.moved(found)
+        return grid - start
+
+
+class FromInput(Flow):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(8):
+            x = x + self.moved(x) * 0.01
+        return x
+
+
+class FromLearned(Flow):
+    """Like a residual network: its first numbers are learned, or come from a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.place = nn.Conv2d(2, 2, 1), nn.Parameter(torch.randn(1, 2, 12, 12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x) + self.place
+        x = x + self.moved(x)
+        return self.stem(x + self.moved(x))
+
+
+def test_steps_add_up_in_f32():
+    """In bf16, each sum is rounded by up to 2**-9, beside which the step of an integrator is small."""
+    x = torch.randn(1, 2, 12, 12)
+    for module, bound in ((FromPositions(), 3e-2), (FromInput(), 2e-4)):
+        graph = lowered(module.eval(), x)
+        sums = [node for node in graph.nodes() if any(one.op in ("sum", "binary") for one in node.post_ops)]
+        assert sums
+        for node in sums:
+            read = {name: graph.type_of(value).dtype.value for name, value in graph.inputs(node.name).items()}
+            assert (read["src"], read["post_op_0"], node.results[0].dtype.value) == ("bf16", "f32", "f32")
+        (got,) = evaluate(graph, {graph.input_nodes[0].name: x})
+        with torch.no_grad():
+            assert relative_error(got, module(x)) < bound
+
+
+def test_sums_of_computed_and_learned_numbers_are_narrow():
+    graph = lowered(FromLearned().eval(), torch.randn(1, 2, 12, 12))
+    assert types(graph, "convolution") == ["bf16"] * 5 + ["f32"]
+
+
+def test_what_is_read_in_f32_alone_is_not_rounded():
+    """The probability that nothing is left is a product of numbers near 1."""
+
+    class Remains(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            taken = torch.sigmoid(self.linear(x) - 4)
+            left = torch.cumprod(1 - taken, 1)
+            return left, taken * left
+
+    module, x = Remains().eval(), torch.randn(8, 16)
+    graph = lowered(module, x)
+    with torch.no_grad():
+        for got, want in zip(evaluate(graph, {graph.input_nodes[0].name: x}), module(x), strict=True):
+            assert 0 < relative_error(got, want) < 5e-3
+    assert types(graph, "inner_product") == ["f32"]
+    assert set(types(graph, "eltwise") + types(graph, "binary")) == {"f32"}
+    assert types(graph, "reorder").count("f32") == 0
+
+
 def test_integers_stay_integers():
     graph = lowered(nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 4)), torch.tensor([[1, 2]]))
     assert graph.input_nodes[0].results[0].dtype is DataType.S64
