@@ -87,6 +87,23 @@ def test_depthwise_convolutions_are_alike_in_spite_of_their_groups():
     assert some == many != few
 
 
+def test_a_node_whose_likeness_had_other_ways_is_asked_everything():
+    class Picky(UniformTarget):
+        def candidates(self, node, request):
+            found = super().candidates(node, request)
+            return (one for one in found if (one.results[0].tag == BLOCKED) == (node.name != "c2"))
+
+    g = Graph("dense")
+    value = g.input("x", TensorType((1, 128, 8, 8)))
+    for index in range(3):
+        value = relu(g, conv(g, value, 128 + 64 * index, f"c{index}"))
+    g.output(value)
+    found = enumerate_ways(g, Setting(Picky({"convolution": BLOCKED}), ReferenceTarget()), {}, {})
+    assert {way.candidate.results[0].tag for way in found.ways["c1"]} == {BLOCKED}
+    own = [way.candidate for way in found.ways["c2"] if way.candidate.target != "reference"]
+    assert own and BLOCKED not in {candidate.results[0].tag for candidate in own}
+
+
 def _tags(candidate):
     return (*(desc.tag for desc in candidate.operands.values()), *(desc.tag for desc in candidate.results))
 

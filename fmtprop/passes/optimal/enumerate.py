@@ -183,9 +183,12 @@ class _Enumerator:
     def _asked(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
         optimized, likeness = False, _likeness(self._kind(node, inputs))
         useful, found, seen = self._useful.get(likeness), set[int](), set[object]()
-        for number, request in enumerate(self._pinned(node, self._requests(node, inputs))):
-            if useful is not None and number not in useful:
-                continue
+        requests = list(enumerate(self._pinned(node, self._requests(node, inputs))))
+        # the others are asked too, if these are all declined
+        requests.sort(key=lambda each: useful is not None and each[0] not in useful)
+        for number, request in requests:
+            if optimized and useful is not None and number not in useful:
+                break
             families: Counter[tuple[str, str, bool]] = Counter()
             for candidate in self.target.candidates(node, request):
                 optimized = optimized or not (candidate.is_ref or candidate.impl.startswith(AS_GRADIENT))
