@@ -11,8 +11,8 @@ import inspect
 import linecache
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from types import EllipsisType
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fmtprop.errors import IN_PLACE_REMEDY, ImportModelError
+from fmtprop.frontends.derivatives import with_derivatives
 from fmtprop.frontends.run_time_checks import drop_checks, index_by_tensors
 from fmtprop.frontends.source_text import check_keywords, check_parameter
 from fmtprop.frontends.torch_log import held_back
@@ -136,6 +137,9 @@ def export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dynam
                     return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
             except Exception as error:  # the exporter runs the user's code: it raises anything
                 failures.append(error)
+        if dynamic_shapes is None and not _depends_on_data(failures[0]):
+            with suppress(Exception), _forward(module, with_derivatives(module, args, kwargs)):
+                return torch.export.export(module, args, kwargs, strict=False)
         raise ImportModelError(_export_failure(module, failures[0])) from failures[0]
 
 
@@ -204,7 +208,7 @@ def _with_names(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
 
     It cannot assign any to arguments that a parameter ``**kwargs`` takes, so each of these becomes a parameter for now.
     """
-    signature, forward, own = inspect.signature(module.forward), module.forward, vars(module).get("forward")
+    signature = inspect.signature(module.forward)
     parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     known = {p.name for p in parameters}
     more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in kwargs if name not in known]
@@ -216,14 +220,26 @@ def _with_names(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
         yield shapes
         return
 
-    @functools.wraps(forward)
-    def named(*args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs)
-
-    named.__signature__ = signature.replace(parameters=[*parameters, *more])  # type: ignore[attr-defined]
-    module.forward = named
-    try:
+    with _forward(module, module.forward, signature.replace(parameters=[*parameters, *more])):
         yield shapes
+
+
+@contextmanager
+def _forward(
+    module: nn.Module, calls: Callable[..., Any], signature: inspect.Signature | None = None
+) -> Iterator[None]:
+    """Let a module's forward pass be a function for now, with the signature of its own or another one."""
+    own = vars(module).get("forward")
+
+    @functools.wraps(module.forward)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return calls(*args, **kwargs)
+
+    if signature is not None:
+        forward.__signature__ = signature  # type: ignore[attr-defined]
+    module.forward = forward
+    try:
+        yield
     finally:
         del module.forward
         if own is not None:
@@ -256,10 +272,14 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
             child.training = training
 
 
-def _export_failure(module: nn.Module, error: Exception) -> str:
+def _depends_on_data(error: Exception) -> bool:
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 
-    if isinstance(error, GuardOnDataDependentSymNode | PendingUnbackedSymbolNotFound):
+    return isinstance(error, GuardOnDataDependentSymNode | PendingUnbackedSymbolNotFound)
+
+
+def _export_failure(module: nn.Module, error: Exception) -> str:
+    if _depends_on_data(error):
         return (
             f"torch.export cannot export {type(module).__name__}: {_running(module, error)} takes a branch or a size "
             "from a tensor's values, and a graph runs every op once: compute both sides and choose with torch.where "

@@ -37,7 +37,8 @@ def from_torch(
 
     The model is exported for inference with the shapes of the example inputs; its composite ops (convolution, linear,
     normalization, attention) stay whole. A call without an op of fmtprop becomes an ``aten`` node, which runs on the
-    reference target, so every exportable model with static shapes can be imported.
+    reference target, so every exportable model with static shapes can be imported. Derivatives that its forward pass
+    computes (``torch.func``, ``torch.autograd.grad``) are calls like all others, which torch.export cannot trace.
 
     Parameters
     ----------

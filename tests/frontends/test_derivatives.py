@@ -1,0 +1,69 @@
+"""Modules whose forward pass computes derivatives."""
+
+import pytest
+import torch
+from torch import nn
+
+import fmtprop as fp
+from fmtprop.errors import ImportModelError
+from tests.frontends.checking import compare
+
+
+class Potential(nn.Module):
+    """An energy and its forces."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.last = None
+
+    def forward(self, places, *, factor=1.0):
+        with torch.enable_grad():
+            places = places.detach().requires_grad_()
+            energy = self.net(places * self.scale).sum() * factor
+            (gradient,) = torch.autograd.grad(energy, places)
+        self.last = gradient
+        return {"energy": energy.detach(), "forces": -gradient}
+
+
+class Residual(nn.Module):
+    """The residual of a differential equation, by function transforms."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, points):
+        def value(point):
+            return self.net(point).squeeze(-1)
+
+        slopes = torch.func.vmap(torch.func.grad(value))(points)
+        return torch.func.vmap(value)(points) * slopes[:, 0] + slopes[:, 1]
+
+
+@pytest.mark.parametrize(("model", "size", "kwargs"), [(Potential, (5, 3), {"factor": 3.0}), (Residual, (7, 2), {})])
+def test_derivatives_are_calls_of_the_graph(model, size, kwargs):
+    module = model().eval()
+    before = dict(vars(module))
+    net = fp.compile(module, torch.randn(size), kwargs=kwargs)
+    assert vars(module) == before
+    given = torch.randn(size)  # other numbers than those of the trace
+    expected, got = module(given, **kwargs), net(given, **kwargs)
+    if isinstance(expected, dict):
+        assert list(got) == list(expected)
+        expected, got = (
+            torch.cat([v.flatten() for v in expected.values()]),
+            torch.cat([v.flatten() for v in got.values()]),
+        )
+    compare(got, expected)
+
+
+def test_a_branch_on_a_derivative_is_refused():
+    class Branching(Residual):
+        def forward(self, points):
+            slopes = super().forward(points)
+            return slopes if slopes.sum() > 0 else -slopes
+
+    with pytest.raises(ImportModelError, match="cannot export Branching"):
+        fp.compile(Branching().eval(), torch.randn(7, 2))
