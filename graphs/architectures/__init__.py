@@ -8,6 +8,7 @@ checked against; nothing in the installed program needs it.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fmtprop.ir.initialiser import Initialiser, seed_of
+from fmtprop.ir.initialiser import Initialiser
 from graphs.architectures import initialise
 from graphs.architectures.bert import VOCABULARY, BertBase
 from graphs.architectures.conv3d import Conv3dNet
@@ -100,7 +101,7 @@ class Architecture:
         torch.Tensor
             float32 or int64, of shape ``input_shape``.
         """
-        first = seed_of(self.name) if seed is None else seed
+        first = zlib.crc32(self.name.encode()) if seed is None else seed
         if self.vocabulary:
             drawn = Initialiser.uniform(first, 0.0, self.vocabulary).materialise(self.input_shape)
             return torch.from_numpy(drawn.astype(np.int64))

@@ -13,6 +13,7 @@ Knows no particular architecture.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -21,7 +22,7 @@ import torch
 from torch import nn
 
 from fmtprop.errors import GraphError
-from fmtprop.ir.initialiser import Initialiser, seed_of
+from fmtprop.ir.initialiser import Initialiser
 
 __all__ = ["apply", "fan_in", "initialiser_of"]
 
@@ -62,7 +63,7 @@ def initialiser_of(name: str, tensor: torch.Tensor, module: nn.Module) -> dict[s
     path, _, leaf = name.rpartition(".")
     owner = module.get_submodule(path)
     scale = _scale_of(name, module)
-    seed = seed_of(name)
+    seed = zlib.crc32(name.encode())
     if leaf == "num_batches_tracked":
         return Initialiser.constant(0.0).to_json()
     if isinstance(owner, _BATCH_NORMS) and leaf == "running_mean":
