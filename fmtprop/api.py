@@ -29,7 +29,7 @@ from fmtprop.frontends.specialise import Sizes
 from fmtprop.frontends.torch_export import from_torch_symbolic
 from fmtprop.ir.graph import Graph
 from fmtprop.layout import MemoryDesc
-from fmtprop.runtime.agreement import error_of_numbers
+from fmtprop.runtime.agreement import error_of_output
 from fmtprop.runtime.constants import release
 from fmtprop.runtime.threads import on_cpu
 from fmtprop.system import collector
@@ -397,7 +397,7 @@ def _check_whole(net: CompiledModel, graph: Graph) -> None:
     expected = evaluate(graph, {node.name: x for node, x in zip(graph.input_nodes, inputs, strict=True)})
     tolerance = TOLERANCES[net.precision]
     for (name, _), got, want in zip(net.plan.outputs, net.run_flat(inputs), expected, strict=True):
-        error = error_of_numbers(got, want)
+        error = error_of_output(got, want, net.precision)
         if error > tolerance:
             raise PlanError(
                 f"model {graph.name}: output {name} is off by {error:.1e} relative to PyTorch (tolerance "

@@ -18,7 +18,7 @@ from fmtprop.errors import FmtpropError
 from fmtprop.ir.graph import Graph
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.report import Comparison
-from fmtprop.runtime.agreement import error_of_numbers
+from fmtprop.runtime.agreement import error_of_output
 from fmtprop.runtime.process import use_threads
 
 #: called with a description, steps done, steps in all
@@ -93,8 +93,9 @@ def _say_stage(say: Progress, title: str, done: int, total: int, stage: str) -> 
 
 
 def _worst_error(net: CompiledModel, inputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
-    """Return the largest relative error of all outputs; infinite if an integer output differs."""
-    return max(map(error_of_numbers, net.run_flat(inputs), expected))
+    """Return the largest relative error of all outputs."""
+    pairs = zip(net.run_flat(inputs), expected, strict=True)
+    return max(error_of_output(got, want, net.precision) for got, want in pairs)
 
 
 def _silent(what: str, done: int, total: int) -> None:

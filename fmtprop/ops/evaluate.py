@@ -10,12 +10,13 @@ from collections.abc import Mapping
 
 import torch
 
-from fmtprop.errors import GraphError, InputError
+from fmtprop.errors import FmtpropError, GraphError, InputError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, PostOp, Value
 from fmtprop.ir.op import Category, Reference, opdef
 from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
 from fmtprop.layout import DataType
+from fmtprop.system.printable import first_line
 
 
 def evaluate(graph: Graph, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -36,7 +37,7 @@ def evaluate(graph: Graph, inputs: Mapping[str, torch.Tensor]) -> list[torch.Ten
     Raises
     ------
     InputError
-        An input is missing, unknown or of another type.
+        An input is missing, unknown or of another type, or an op does not exist for these numbers.
     GraphError
         The graph is malformed.
 
@@ -62,7 +63,7 @@ def evaluate(graph: Graph, inputs: Mapping[str, torch.Tensor]) -> list[torch.Ten
             elif node.op == "constant":
                 results = (_constant(graph, node),)
             else:
-                results = evaluate_node(node, {name: tensors[value] for name, value in operands.items()})
+                results = _checked(node, {name: tensors[value] for name, value in operands.items()})
             for index, tensor in enumerate(results):
                 value = Value(node.name, index)
                 tensors[value], waiting[value] = tensor, len(graph.readers(value))
@@ -71,6 +72,15 @@ def evaluate(graph: Graph, inputs: Mapping[str, torch.Tensor]) -> list[torch.Ten
                 if not waiting[value]:
                     del tensors[value]
     return [tensors[graph.inputs(node.name)["src"]] for node in graph.output_nodes]
+
+
+def _checked(node: Node, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    try:
+        return evaluate_node(node, tensors)
+    except FmtpropError:
+        raise
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise InputError(f"{node.label}: PyTorch declines these numbers: {first_line(error)}") from error
 
 
 def evaluate_node(

@@ -146,6 +146,18 @@ def error_of_numbers(got: torch.Tensor, expected: torch.Tensor) -> float:
     return worst / scale if scale else worst
 
 
+def error_of_output(got: torch.Tensor, expected: torch.Tensor, precision: str) -> float:
+    """Return the relative error of a model's output.
+
+    Integers and booleans of a model in ``precision`` bf16 come from rounded numbers (labels, codes, images): their
+    error is the share of those that differ, or the relative difference of the numbers if it is smaller.
+    """
+    if precision == "f32" or expected.is_floating_point() or got.shape != expected.shape or not expected.numel():
+        return error_of_numbers(got, expected)
+    share = (got != expected).double().mean().item()
+    return min(share, error_of_numbers(got.double(), expected.double()))
+
+
 def _largest_difference(got: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest magnitude of a difference, or NaN if one is NaN; in pieces, since weights may be large."""
     if got.dim() < 2:

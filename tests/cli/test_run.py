@@ -73,7 +73,7 @@ def test_threads(capsys):
 
 def test_wrong_outputs_fail_the_run_after_the_report_is_written(capsys, tmp_path, monkeypatch):
     path = tmp_path / "chain.json"
-    monkeypatch.setattr(policies, "error_of_numbers", lambda got, want: 0.25)
+    monkeypatch.setattr(policies, "error_of_output", lambda got, want, precision: 0.25)
     code, out, err = fmtprop(capsys, "run", "chain", "-n", 1, "-p", "plain", "--report", path)
     message = "policy plain: outputs are off by 2.5e-01 relative to PyTorch (tolerance 1e-04 in f32)"
     assert code == 1
@@ -83,7 +83,7 @@ def test_wrong_outputs_fail_the_run_after_the_report_is_written(capsys, tmp_path
 
 
 def test_nan_fails_the_check(capsys, monkeypatch):
-    monkeypatch.setattr(policies, "error_of_numbers", lambda got, want: float("nan"))
+    monkeypatch.setattr(policies, "error_of_output", lambda got, want, precision: float("nan"))
     code, _, err = fmtprop(capsys, "run", "chain", "-n", 1)
     assert code == 1 and "off by nan" in err
 

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from fmtprop.errors import GraphError, InputError
+from fmtprop.frontends import from_torch
 from fmtprop.ir import Graph, Node, PostOp, TensorType
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ops import Binary, Eltwise, Prelu, Sum, emit
@@ -81,3 +83,9 @@ def test_released_constants_are_an_error():
     del graph.constants["w"]
     with pytest.raises(GraphError, match=r"node w \(constant\) has no data any more"):
         evaluate(graph, {})
+
+
+def test_numbers_that_an_op_does_not_take_are_an_error_of_the_input():
+    graph = from_torch(nn.Embedding(5, 2).eval(), (torch.zeros(3, dtype=torch.int64),))
+    with pytest.raises(InputError, match=r"node aten_1 \(aten\): PyTorch declines these numbers: index out of range"):
+        evaluate(graph, {graph.input_nodes[0].name: torch.tensor([1, 7, 2])})

@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 import torch
 
-from fmtprop.runtime.agreement import error_of_numbers, relative_error
+from fmtprop.runtime.agreement import error_of_numbers, error_of_output, relative_error
 
 CASES = [
     # got, expected, both errors: strict, and of the numbers alone
@@ -43,6 +43,15 @@ def test_whole_numbers_and_truth_values_agree_or_do_not(error):
     assert error(torch.tensor([1, 3]), torch.tensor([1, 2])) == inf
     assert error(torch.tensor([1, 2], dtype=torch.int32), torch.tensor([1, 2])) == 0.0
     assert error(torch.tensor([True]), torch.tensor([False])) == inf
+
+
+def test_few_labels_of_a_bf16_model_may_differ_and_images_by_steps():
+    labels, image = torch.arange(100), torch.arange(200, 250, dtype=torch.uint8)
+    assert error_of_output(torch.where(labels == 7, 90, labels), labels, "bf16") == 0.01
+    assert error_of_output(image + 1, image, "bf16") == pytest.approx(1 / 249)
+    assert error_of_output(image + 1, image, "f32") == inf
+    assert error_of_output(labels[:5], labels, "bf16") == inf
+    assert error_of_output(torch.tensor([True]), torch.tensor([False]), "bf16") == 1.0
 
 
 @pytest.mark.parametrize("error", [relative_error, error_of_numbers])

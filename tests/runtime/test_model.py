@@ -453,7 +453,7 @@ def test_verify_full_checks_the_whole_model(small, monkeypatch):
     module, _, x = small
     from fmtprop import api
 
-    monkeypatch.setattr(api, "error_of_numbers", lambda got, want: 1.0)
+    monkeypatch.setattr(api, "error_of_output", lambda got, want, precision: 1.0)
     with pytest.raises(fp.PlanError, match=r"output output_1 is off by 1.0e\+00 relative to PyTorch"):
         fp.compile(module, x, verify="full")
 
