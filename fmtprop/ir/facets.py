@@ -88,6 +88,8 @@ class Cost:
         Part of that where the channels are innermost, of an operator that is written for rows.
     by_pytorch : callable
         ``attrs -> operations of PyTorch's operator for an element of dst``, if they take longer than its bytes; or 0.
+    gathers : float
+        Factor of `operations` where the channels are not innermost, if oneDNN's code gathers number by number there.
     """
 
     operations: Callable[[Any, float], float] = _one
@@ -96,6 +98,7 @@ class Cost:
     pytorch: float = 0.3
     across: float = 1.0
     by_pytorch: Callable[[Any], float] = _none
+    gathers: float = 1.0
 
 
 class Reads(Enum):

@@ -57,6 +57,7 @@ _SLOW = {
     "bnorm_tbb_jit:sse41": 0.1,
     "simple_nhwc:any": 0.3,
     "simple_nchw:any": 0.02,
+    "simple:any": 0.03,
 }
 
 #: the same for types narrower than f32, converted one by one: 12 ns for a number of f32, 31 of bf16
@@ -147,6 +148,7 @@ class ModelCosts:
         if linear is None:
             gathered = prod(operands.get("src", dst).dims) / max(prod(dst.dims), 1)
             arithmetic = cost.operations(node.attrs, gathered) * prod(dst.padded_dims) / (peak * _POINTWISE_SHARE)
+            arithmetic *= self._gathering(dst, cost.gathers)
             if candidate.is_ref:
                 arithmetic = max(arithmetic, moved) / efficiency("ref")
         else:
@@ -194,6 +196,12 @@ class ModelCosts:
         after = self._kernel(dst, self.peaks.flops[DataType.F32]) if candidate.is_followed else 0.0
         return call + max(arithmetic, moved) + after
 
+    def _gathering(self, dst: MemoryDesc, gathers: float) -> float:
+        """Return the factor of operations by a format: numbers are gathered, or vectors of channels partly used."""
+        if gathers == 1.0 or dst.inner_blocks:
+            return 1.0
+        return -(-dst.dims[1] // self._lanes) * self._lanes / dst.dims[1] if _is_channels_last(dst) else gathers
+
     def _by_pytorch(
         self, node: Node, operands: Mapping[str, MemoryDesc], results: Sequence[MemoryDesc], peak: float
     ) -> float:
@@ -201,7 +209,7 @@ class ModelCosts:
         dst, declaration = results[0], opdef(node.op)
         linear, cost = declaration.linear, declaration.cost
         is_costly = declaration.elementwise and _operations(node.op, node.attrs) > 1
-        across = dst.ndim > 2 and dst.strides[1] < dst.strides[-1]
+        across = _is_channels_last(dst)
         share = (_PYTORCH_COSTLY_SHARE if is_costly else cost.pytorch) * (cost.across if across else 1.0)
         if share <= _PYTORCH_PASSES_SHARE and dst.dtype.is_floating:
             share *= min(dst.dtype.nbytes / DataType.F32.nbytes, 1.0)
@@ -280,6 +288,10 @@ def _roles(
     """Return the tensors in the roles of src, weights and dst; one of the three is the result."""
     src, weights, dst = (operands.get(name, result) for name in linear.roles)
     return src, weights, dst
+
+
+def _is_channels_last(desc: MemoryDesc) -> bool:
+    return desc.ndim > 2 and desc.strides[1] < desc.strides[-1]
 
 
 def _is_transposed(linear: Linear, weights: MemoryDesc) -> bool:
