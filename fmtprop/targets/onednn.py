@@ -148,8 +148,8 @@ class OneDnnTarget(Provider):
             optimized = 0
             for pd in lowering.pd.walk():
                 is_ref = _is_ref(pd)
-                # slow code of another primitive, or beside faster code, is no alternative
-                if is_ref and (node.exact or not is_own or optimized):
+                # slow code of another primitive is no alternative
+                if is_ref and (node.exact or not is_own):
                     continue
                 candidate = self._candidate(node, declaration, request, lowering, pd, known, is_alone=is_alone)
                 # oneDNN names an implementation again where its primitive cache knows an earlier one

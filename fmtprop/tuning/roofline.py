@@ -57,7 +57,6 @@ _SLOW = {
     "bnorm_tbb_jit:sse41": 0.1,
     "simple_nhwc:any": 0.3,
     "simple_nchw:any": 0.02,
-    "simple:any": 0.03,
 }
 
 #: the same for types narrower than f32, converted one by one: 12 ns for a number of f32, 31 of bf16
@@ -148,7 +147,7 @@ class ModelCosts:
         if linear is None:
             gathered = prod(operands.get("src", dst).dims) / max(prod(dst.dims), 1)
             arithmetic = cost.operations(node.attrs, gathered) * prod(dst.padded_dims) / (peak * _POINTWISE_SHARE)
-            arithmetic *= self._gathering(dst, cost.gathers)
+            arithmetic *= self._gathering(candidate.impl, dst, cost.gathers)
             if candidate.is_ref:
                 arithmetic = max(arithmetic, moved) / efficiency("ref")
         else:
@@ -196,11 +195,16 @@ class ModelCosts:
         after = self._kernel(dst, self.peaks.flops[DataType.F32]) if candidate.is_followed else 0.0
         return call + max(arithmetic, moved) + after
 
-    def _gathering(self, dst: MemoryDesc, gathers: float) -> float:
-        """Return the factor of operations by a format: numbers are gathered, or vectors of channels partly used."""
-        if gathers == 1.0 or dst.inner_blocks:
+    def _gathering(self, impl: str, dst: MemoryDesc, gathers: float) -> float:
+        """Return the factor of operations by code and format: numbers one by one, or partly used vectors."""
+        if gathers == 1.0:
             return 1.0
-        return -(-dst.dims[1] // self._lanes) * self._lanes / dst.dims[1] if _is_channels_last(dst) else gathers
+        loops = 1.0 if impl.startswith("jit") else gathers
+        if dst.inner_blocks:
+            return loops
+        return loops * (
+            -(-dst.dims[1] // self._lanes) * self._lanes / dst.dims[1] if _is_channels_last(dst) else gathers
+        )
 
     def _by_pytorch(
         self, node: Node, operands: Mapping[str, MemoryDesc], results: Sequence[MemoryDesc], peak: float

@@ -91,11 +91,10 @@ def test_implementations_are_asked_for_one_by_one(target, monkeypatch):
     assert len(asked) >= len(rest) > 1
 
 
-def test_slow_loops_and_later_implementations_are_no_offers_beside_faster_code(target):
+def test_later_implementations_are_no_offers(target):
     node, formats = convolution()
     own = [offer for offer in target.candidates(node, request(node, formats)) if ":any" not in offer.impl]
     assert 1 < len(own) <= onednn._IMPLEMENTATIONS
-    assert not any(offer.is_ref for offer in own)
 
 
 def test_offers_hold_no_native_objects_until_they_are_used(target):
