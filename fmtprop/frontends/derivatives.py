@@ -5,14 +5,15 @@ Owns the tracing of one run with ``torch.func`` and ``torch.autograd.grad``. Mus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
+
+from fmtprop.frontends.state import attributes_kept
 
 
 def with_derivatives(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
@@ -26,24 +27,10 @@ def with_derivatives(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str
         return functional_call(module, state, args, kwargs)
 
     trace = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)
-    with _attributes_kept(module), torch.enable_grad():
+    with attributes_kept(module), torch.enable_grad():
         calls = trace(_state(module), tuple(args), dict(kwargs))
     return lambda *args, **kwargs: calls(_state(module), args, kwargs)
 
 
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:
     return dict([*module.named_parameters(), *module.named_buffers()])
-
-
-@contextmanager
-def _attributes_kept(module: nn.Module) -> Iterator[None]:
-    """Undo assignments of attributes: the tensors of a trace have no data."""
-    before = [(vars(child), {**vars(child)}, {**child._buffers}) for child in module.modules()]
-    try:
-        yield
-    finally:
-        for attributes, kept, buffers in before:
-            attributes.clear()
-            attributes.update(kept)
-            attributes["_buffers"].clear()
-            attributes["_buffers"].update(buffers)

@@ -30,6 +30,7 @@ from fmtprop.errors import IN_PLACE_REMEDY, ImportModelError
 from fmtprop.frontends.derivatives import with_derivatives
 from fmtprop.frontends.run_time_checks import drop_checks, index_by_tensors
 from fmtprop.frontends.source_text import check_keywords, check_parameter
+from fmtprop.frontends.state import attributes_kept, warn_of_state
 from fmtprop.frontends.torch_log import held_back
 from fmtprop.ir.structure import describe
 from fmtprop.system.locks import ProcessLock
@@ -127,20 +128,36 @@ def export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dynam
     with _eval_mode(module), torch.no_grad(), held_back(), warnings.catch_warnings(), named as dynamic_shapes:
         # PyTorch's recurrent layers assign the list of their own parameters: nothing that a user could change
         warnings.filterwarnings("ignore", _RECURRENT_WEIGHTS, UserWarning)
-        failures: list[Exception] = []
-        for strict, ones_are_sizes in _ATTEMPTS:
-            if ones_are_sizes and dynamic_shapes is None:
-                continue
-            try:
-                data = nullcontext() if strict else _Unseen()
-                with symbolic_shapes.patch(backed_size_oblivious=ones_are_sizes), data:  # type: ignore[attr-defined]
-                    return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
-            except Exception as error:  # the exporter runs the user's code: it raises anything
-                failures.append(error)
-        if dynamic_shapes is None and not _depends_on_data(failures[0]):
-            with suppress(Exception), _forward(module, with_derivatives(module, args, kwargs)):
-                return torch.export.export(module, args, kwargs, strict=False)
-        raise ImportModelError(_export_failure(module, failures[0])) from failures[0]
+        state = set[str]()
+        with attributes_kept(module) as changed:
+            program = _exported(module, args, kwargs, dynamic_shapes, lambda *_: state.update(changed()))
+        if state:
+            warn_of_state(module, lambda: module(*args, **kwargs))
+        return program
+
+
+def _exported(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, after: Callable[..., None]
+) -> ExportedProgram:
+    """Return the program of the first attempt that succeeds; `after` is called behind a forward pass in Python."""
+    failures: list[Exception] = []
+    for strict, ones_are_sizes in _ATTEMPTS:
+        if ones_are_sizes and dynamic_shapes is None:
+            continue
+        hook = None if strict else module.register_forward_hook(after)
+        try:
+            data = nullcontext() if strict else _Unseen()
+            with symbolic_shapes.patch(backed_size_oblivious=ones_are_sizes), data:  # type: ignore[attr-defined]
+                return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
+        except Exception as error:  # the exporter runs the user's code: it raises anything
+            failures.append(error)
+        finally:
+            if hook is not None:
+                hook.remove()
+    if dynamic_shapes is None and not _depends_on_data(failures[0]):
+        with suppress(Exception), _forward(module, with_derivatives(module, args, kwargs)):
+            return torch.export.export(module, args, kwargs, strict=False)
+    raise ImportModelError(_export_failure(module, failures[0])) from failures[0]
 
 
 class _Unseen(TorchFunctionMode):
