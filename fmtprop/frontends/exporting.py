@@ -144,18 +144,17 @@ def _exported(
     for strict, ones_are_sizes in _ATTEMPTS:
         if ones_are_sizes and dynamic_shapes is None:
             continue
-        hook = None if strict else module.register_forward_hook(after)
+        watched = nullcontext() if strict else module.register_forward_hook(after)
+        data = nullcontext() if strict else _Unseen()
+        sizes = symbolic_shapes.patch(backed_size_oblivious=ones_are_sizes)  # type: ignore[attr-defined]
         try:
-            data = nullcontext() if strict else _Unseen()
-            with symbolic_shapes.patch(backed_size_oblivious=ones_are_sizes), data:  # type: ignore[attr-defined]
+            with sizes, data, watched:
                 return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
         except Exception as error:  # the exporter runs the user's code: it raises anything
             failures.append(error)
-        finally:
-            if hook is not None:
-                hook.remove()
     if dynamic_shapes is None and not _depends_on_data(failures[0]):
-        with suppress(Exception), _forward(module, with_derivatives(module, args, kwargs)):
+        watched = module.register_forward_hook(after)
+        with suppress(Exception), watched, _forward(module, with_derivatives(module, args, kwargs)):
             return torch.export.export(module, args, kwargs, strict=False)
     raise ImportModelError(_export_failure(module, failures[0])) from failures[0]
 

@@ -1,7 +1,7 @@
 """Attributes that a module's forward pass changes: a graph has no state.
 
-Owns the restoring of attributes, and the difference between state, which changes at each call, and what is made once
-(a cache of positions). Must not know programs.
+Owns the restoring of attributes, and the difference between state, which changes at each call, and a cache, which the
+first call makes. Must not know programs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import nn
 
 _CONTAINERS = (list, dict, set)
 
-#: attributes of PyTorch's own: what tracing replaces for a while, and hooks
+#: PyTorch's own attributes, which tracing replaces for a while
 _OWN = frozenset({"_parameters", "_buffers", "_modules", "_flat_weights"})
 
 
 @contextmanager
 def attributes_kept(module: nn.Module) -> Iterator[Callable[[], set[str]]]:
-    """Undo assignments of attributes and changes of their lists, dicts and sets; give the names of what has changed."""
+    """Undo assignments of attributes and changes of their lists, dicts and sets; give a function that names them."""
     before = _attributes(module)
     try:
         yield lambda: _changed(before, _attributes(module))

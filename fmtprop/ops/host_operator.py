@@ -177,7 +177,7 @@ def _complex_operands(value: Any) -> Iterable[str]:
 
 
 class _Trial(NamedTuple):
-    """What a call on tensors without data gave: its results, None where they are not known; PyTorch's binding."""
+    """Results of a call on tensors without data, None where they are not known; PyTorch's binding for the call."""
 
     made: tuple[torch.Tensor | None, ...]
     binding: Any
@@ -194,7 +194,7 @@ _BINDINGS = tuple(getattr(torch._C, module) for module in ("_VariableFunctions",
 
 @lru_cache(maxsize=1024)
 def _tried(attrs: HostCall, operands: tuple[tuple[str, torch.dtype, torch.Size], ...], count: int) -> _Trial | None:
-    """Return what a call gives on tensors without data; None if a complex result cannot be excluded."""
+    """Make a call on tensors without data; return None if a complex result cannot be excluded."""
     tensors = {name: torch.empty(shape, dtype=dtype, device="meta") for name, dtype, shape in operands}
     failures = (FmtpropError, RuntimeError, TypeError, ValueError, IndexError)
     try:

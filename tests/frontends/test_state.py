@@ -29,6 +29,12 @@ class Collects(nn.Module):
         return self.inner(x)
 
 
+class Gradients(Counts):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return torch.func.grad(lambda y: self.linear(y).square().sum())(x) * self.calls
+
+
 class MadeOnce(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +47,9 @@ class MadeOnce(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("module", "names"), [(Counts(), "calls"), (Collects(), "inner.calls, seen")], ids=["number", "list"]
+    ("module", "names"),
+    [(Counts(), "calls"), (Collects(), "inner.calls, seen"), (Gradients(), "calls")],
+    ids=["number", "list", "derivatives"],
 )
 def test_state_is_told_and_restored(module, names):
     with pytest.warns(RuntimeWarning, match=rf"changes its attributes {names} at every call; a graph has no state"):
