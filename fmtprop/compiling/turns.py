@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 from math import inf
-from time import perf_counter
+from time import perf_counter, thread_time
 
+import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 #: least and most timed runs of each side after the first ones, and seconds after which the least are enough
@@ -23,17 +24,23 @@ Compare = Callable[[Callable[[], object], Callable[[], object]], tuple[bool, tup
 
 
 def compare(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[bool, tuple[float, float]]:
-    """Return whether ours is faster, and the least seconds of both, run in turns."""
+    """Return whether ours is faster, and the least seconds of both, run in turns.
+
+    Notes
+    -----
+    With one thread, seconds are those of its work: on a busy machine, a run waits several times as long as it works.
+    """
+    clock = thread_time if torch.get_num_threads() == 1 else perf_counter
     with _disable_current_modes():  # AOTAutograd watches each operator of a function's first call
-        start = perf_counter()
-        first = _seconds(ours), _seconds(theirs)
+        start = clock()
+        first = _seconds(ours, clock), _seconds(theirs, clock)
         if sum(first) > _LONG_SECONDS and first[1] > _CLEAR_RATIO * first[0]:
             return True, first
         figures = inf, inf
         for turn in count(1):
             # other processes can only lengthen a run
-            figures = min(figures[0], _seconds(ours)), min(figures[1], _seconds(theirs))
-            if turn >= _FEWEST and not _needs_turns(turn, perf_counter() - start, figures):
+            figures = min(figures[0], _seconds(ours, clock)), min(figures[1], _seconds(theirs, clock))
+            if turn >= _FEWEST and not _needs_turns(turn, clock() - start, figures):
                 break
     return figures[0] < figures[1], figures
 
@@ -45,7 +52,7 @@ def _needs_turns(turns: int, seconds: float, figures: tuple[float, float]) -> bo
     return turns < _TRIALS and seconds < _TRIAL_SECONDS
 
 
-def _seconds(run: Callable[[], object]) -> float:
-    before = perf_counter()
+def _seconds(run: Callable[[], object], clock: Callable[[], float]) -> float:
+    before = clock()
     run()
-    return perf_counter() - before
+    return clock() - before

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from itertools import chain, repeat
 
 import pytest
 
 from fmtprop.compiling import turns
+from tests.threads import torch_threads
 
 
 class Clock:
@@ -15,7 +17,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr(turns, "perf_counter", lambda: self.now)
+        for name in ("perf_counter", "thread_time"):
+            monkeypatch.setattr(turns, name, lambda: self.now)
 
     def call(self, slow: Sequence[float], usual: float) -> Callable[[], None]:
         """Return a call that takes seconds of a list, then the usual ones."""
@@ -41,3 +44,9 @@ def test_runs_of_each_side(monkeypatch, seconds, runs):
     ours, theirs = (clock.call([], one) for one in seconds)
     turns.compare(lambda: (calls.append(1), ours()), theirs)
     assert len(calls) == runs
+
+
+def test_with_one_thread_waiting_does_not_count():
+    with torch_threads(1):
+        faster, _ = turns.compare(lambda: time.sleep(0.01), lambda: sum(range(30_000)))
+    assert faster
