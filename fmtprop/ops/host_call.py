@@ -32,6 +32,8 @@ _REFUSED = frozenset({"aten.from_file"})
 STORAGE_OPS = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
 #: calls that join or split elements along the last axis, which must be contiguous and start at a whole element
 _RETYPING = frozenset({"aten.view.dtype", "aten.view_copy.dtype"})
+#: calls that return factors of their first argument's transpose if that is row-major; readers of factors rely on it
+_FACTORIZING = frozenset(f"aten._linalg_{name}.default" for name in ("det", "slogdet", "solve_ex"))
 #: complex data types, which a graph represents by their parts
 COMPLEX = {f"complex{bits}": getattr(torch, f"complex{bits}") for bits in (32, 64, 128)}
 _TARGET = re.compile(r"(\w+)\.(\w+)\.(\w+)", re.ASCII)
@@ -160,7 +162,7 @@ def prepare(call: HostCall) -> Prepared:
             break
         args.append(values[argument.name])
     kwargs = {argument.name: values[argument.name] for argument in schema[len(args) :] if argument.name in values}
-    row_major = call.target in _RETYPING or call.target.split(".")[1] in STORAGE_OPS
+    row_major = call.target in _RETYPING | _FACTORIZING or call.target.split(".")[1] in STORAGE_OPS
     return Prepared(function, tuple(args), kwargs, row_major)
 
 

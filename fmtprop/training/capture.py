@@ -29,6 +29,7 @@ from fmtprop.frontends.fx_import import copied
 from fmtprop.training.attention import attention_in_parts, heads_in_parts
 from fmtprop.training.effects import join_checks, without_tokens
 from fmtprop.training.embedding_bag import whole_embedding_bag
+from fmtprop.training.factorizations import keep_factorized_side
 from fmtprop.training.hooks import watch_hooks
 from fmtprop.training.lrn import whole_lrn
 from fmtprop.training.recurrent import RECURRENT, whole_recurrent
@@ -80,6 +81,7 @@ def training_backend(
 
         def partition(joint: fx.GraphModule, inputs: Any, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
             tokens = join_checks(joint)
+            keep_factorized_side(joint)
             forward, backward = parted(joint, inputs, **how)
             program, outputs = _copy(forward), how["num_fwd_outputs"]
             without_tokens(program, tokens)
@@ -90,7 +92,9 @@ def training_backend(
 
         def begin(*_: Any) -> Callable[[list[Any]], Any]:
             if (metadata := metadata_now()) is not None:
-                made[-1].changed = frozenset(metadata.mutated_inp_runtime_indices)
+                changed, inputs = metadata.mutated_inp_runtime_indices, metadata.input_info
+                made[-1].changed = frozenset(changed)
+                made[-1].written = tuple((i, n) for n, i in enumerate(changed) if _is_plain_write(inputs[i]))
             return _boxed(made[-1].forward)
 
         def infer(program: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -303,6 +307,11 @@ def _with_rule(function: Any, make: Callable[[Callable[..., Any]], Callable[...,
         function._dispatch_cache.clear()
 
     return give_back
+
+
+def _is_plain_write(info: Any) -> bool:
+    """Return whether a captured graph only writes new numbers to an argument, and no gradients pass there."""
+    return info.mutates_data and not (info.mutates_metadata or info.mutates_storage_metadata or info.requires_grad)
 
 
 def metadata_now() -> ViewAndMutationMeta | None:

@@ -23,6 +23,7 @@ from fmtprop.compiling.turns import Compare
 from fmtprop.errors import FmtpropError, ImportModelError, InputError, PlanError, UnsupportedOpError
 from fmtprop.targets.registry import provider
 from fmtprop.training.capture import training_backend
+from fmtprop.training.plain import PlainCalls
 from fmtprop.training.step import Evaluation, Planner, Step
 from fmtprop.training.views import WithViews, without_views
 
@@ -80,6 +81,7 @@ class TrainingModule(nn.Module):
 
     steps: list[Step]
     evaluations: list[Evaluation]
+    _plain: PlainCalls
 
     def __init__(
         self,
@@ -95,11 +97,12 @@ class TrainingModule(nn.Module):
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[name] = module.__dict__[name]
         self.__dict__["_original"] = module
-        self.__dict__.update(steps=[], evaluations=[])
+        self.__dict__.update(steps=[], evaluations=[], _plain=PlainCalls(module))
 
         def make_step(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> Step:
-            self.steps.append(Step(forward, backward, outputs, options, plan))
-            return self.steps[-1]
+            self.steps.append(step := Step(forward, backward, outputs, options, plan))
+            step.told = self._plain.tell
+            return step
 
         def make_evaluation(program: fx.GraphModule, _: Sequence[Any]) -> Evaluation | WithViews:
             program, views = without_views(program)
@@ -119,10 +122,16 @@ class TrainingModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Take the original's arguments, return its results; their backward pass runs as planned."""
+        if self._plain.known and self._plain.has(args, kwargs):
+            return self._original(*args, **kwargs)
         try:
-            return self._run(args, kwargs)
+            results = self._run(args, kwargs)
         except (*_UNCAPTURED, *_FAILED) as error:
             failed = error
+        else:
+            if self._is_whole:
+                self._plain.learn(args, kwargs)
+            return results
         # PyTorch would never capture parts again that it met with wrong arguments, so these end here, in known errors
         with _as_it_was(self._original):
             args_of_its_own, kwargs_of_its_own = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))

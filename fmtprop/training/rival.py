@@ -68,9 +68,9 @@ class Rival:
             if self._required:
                 raise
             step.leave(str(error))
-            return self._captured
+            return self._unchanged
         if step.net is None:
-            return self._captured
+            return self._unchanged
         if self._compare is None or not _has_room(step.net.plan.arena_nbytes):
             return self._run
         # under the caller's autocast, both sides compute in its types
@@ -94,7 +94,14 @@ class Rival:
         if not faster:
             step.leave(f"PyTorch is as fast: {seconds[1] * 1e6:.0f} us, the plan {seconds[0] * 1e6:.0f} us")
         dnnl.trim_heap()  # PyTorch's saved tensors and gradients
-        return self._run if faster else theirs
+        if faster:
+            return self._run
+        return theirs if lowered else self._unchanged
+
+    def _unchanged(self, *args: Any) -> Any:
+        results = self._captured(*args)
+        self._step.told()
+        return results
 
     def _lowered(self, *args: Any) -> list[Any]:
         """Run PyTorch's step under autocast, with results of the plan's types."""

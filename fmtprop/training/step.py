@@ -59,6 +59,10 @@ class Step:
         self._plan = plan
         #: positions of arguments that the caller writes new numbers to after the forward half
         self.changed: frozenset[int] = frozenset()
+        #: of these, positions that record no gradients, and of the results with the new numbers
+        self.written: tuple[tuple[int, int], ...] = ()
+        #: called after each call that PyTorch ran as the caller wrote it
+        self.told: Callable[[], None] = lambda: None
         #: number of first arguments that AOTAutograd adds and gets back, which the programs do not have
         self.tokens = 0
         #: the plan of both halves, after the step's first run
@@ -72,17 +76,28 @@ class Step:
         """Run the forward half; return its results, the ticket of this run, and the saved tensors."""
         tokens, args = args[: self.tokens], args[self.tokens :]
         self.prepare()
-        made = self._made
+        made, own = self._made, tuple(args)
         for position in self._saved_and_changed:
             args[position] = args[position].clone()
         if made is None:
             results = self.programs[0].forward(*args)
+            self._write(own, results)
             return [*tokens, *results[: self.outputs], _NO_TICKET, *results[self.outputs :]]
         joint, halves = made
         outputs, ticket = halves.forward(joint.forward.given(args))
         results = joint.forward.found(outputs, args)
+        self._write(own, results)
         saved = [ticket if value is None else value for value in results[self.outputs :]]
         return [*tokens, *results[: self.outputs], ticket, *saved]
+
+    def _write(self, args: Sequence[Any], results: Sequence[Any]) -> None:
+        """Write changed arguments at once if hooks take saved tensors.
+
+        A checkpoint ends its second forward pass at the last saved tensor, before AOTAutograd writes.
+        """
+        if self.written and torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+            for position, result in self.written:
+                args[position].copy_(results[result])
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
         """Run the backward half on the ticket, the saved tensors, and the gradients of the forward's results."""

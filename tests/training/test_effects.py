@@ -1,4 +1,4 @@
-"""Checks of linear algebra are parts of a step, and end in PyTorch's error."""
+"""Linear algebra in a step: checks end in PyTorch's error, and factors belong to their matrices."""
 
 from __future__ import annotations
 
@@ -72,3 +72,37 @@ def test_a_graph_with_checks_is_planned_without_gradients(monkeypatch):
             found, expected = (run(x, torch.tensor(shift)) for run in (call, module))
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
     assert [outcome.net is not None for region in seen for outcome in region.outcomes] == [True]
+
+
+class Factorized(nn.Module):
+    """A function of a matrix that is row-major or column-major."""
+
+    def __init__(self, function, by_columns: bool) -> None:
+        super().__init__()
+        weight = torch.randn(2, 4, 4) + 2 * torch.eye(4)
+        self.weight = nn.Parameter(weight.mT.contiguous().mT if by_columns else weight)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.weight).sum() * x.sum()
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.linalg.det,
+        lambda matrix: torch.linalg.slogdet(matrix.mT)[1],
+        lambda matrix: torch.linalg.solve(matrix, matrix.flip(-1)),
+    ],
+    ids=["det", "slogdet", "solve"],
+)
+def test_gradients_of_factorizations_for_any_strides(function, by_columns):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module, x = Factorized(function, by_columns), torch.randn(3)
+    eager = copy.deepcopy(module)
+    call = fp.compile(module, x, training=True, **OPTIONS)
+    for run in (call, eager):
+        run(x).backward()
+    torch.testing.assert_close(module.weight.grad, eager.weight.grad, rtol=1e-4, atol=1e-5)

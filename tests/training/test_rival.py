@@ -197,3 +197,29 @@ def test_without_room_for_both_the_plan_is_kept(decided, monkeypatch):
 )
 def test_the_options_that_ask_for_a_comparison(options, asked):
     assert (rival.rival_of(options) is not None) is asked
+
+
+def test_calls_that_pytorch_runs_need_no_capture(decided, monkeypatch):
+    decided(False)
+    module, x = network(), torch.randn(4, 3, 8, 8)
+    eager = copy.deepcopy(module)
+    net = fp.compile(module, x, training=True)
+    captured = []
+    run = net._run
+    monkeypatch.setitem(net.__dict__, "_run", lambda *call: (captured.append(1), run(*call))[1])
+    for _ in range(2):
+        torch.testing.assert_close(step(net, module, x), step(eager, eager, x), rtol=1e-4, atol=1e-4)
+    assert not captured
+    for change in (
+        lambda one: one[1].eval(),
+        lambda one: one[0].weight.requires_grad_(False),
+        lambda one: one.append(nn.ReLU()),
+    ):
+        for one in (module, eager):
+            change(one)
+        torch.testing.assert_close(step(net, module, x)[:1], step(eager, eager, x)[:1], rtol=1e-4, atol=1e-4)
+    step(net, module, x[:2])
+    assert (len(captured), len(net.steps)) == (4, 5)
+    with torch.no_grad():
+        net(x)
+    assert len(net.evaluations) == 1
