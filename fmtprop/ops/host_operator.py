@@ -270,7 +270,9 @@ def _without_numbers(function: Any, args: list[Any]) -> list[Any]:
     )
     if not is_kind or src.ndim == 0 or not takes_tensor:
         return args
-    dtype = torch.float64 if type(number) is float else torch.int64
+    # a comparison converts a tensor of another type in each call; arithmetic in bf16 reads a number in f32
+    wide = torch.float64 if type(number) is float else torch.int64
+    dtype = src.dtype if src.dtype in (torch.float32, torch.float64) else wide
     return [src, torch.tensor(number, dtype=dtype, device="cpu")]
 
 

@@ -23,7 +23,7 @@ from fmtprop.targets.mkldnn import in_format
 #: limit of steps of the exact overlap test; beyond it, tensors count as overlapping
 _OVERLAP_STEPS = 100_000
 
-# every run asks these; a search in PyTorch's modules would double the time
+# many runs ask these; a search in PyTorch's modules would double the time
 _tracing_state, _dispatch_mode = torch._C._get_tracing_state, torch._C._get_dispatch_mode
 _is_included = torch._C._dispatch_tls_is_dispatch_key_included
 _PROXY, _PRE_DISPATCH = torch._C._TorchDispatchModeKey.PROXY, torch._C.DispatchKey.PreDispatch
@@ -175,6 +175,8 @@ class Boundary:
         InputError
             The number of tensors is wrong, one does not fit, or the call is being recorded.
         """
+        if len(inputs) == len(self.inputs) and _dispatch_mode(_PROXY) is None and self._fit_at_once(inputs):
+            return inputs  # type: ignore[return-value]
         recorder = _recorder()
         if recorder:
             raise InputError(
@@ -184,8 +186,6 @@ class Boundary:
         if len(inputs) != len(self.inputs):
             names = ", ".join(one.name for one in self.inputs)
             raise InputError(f"model {self.model} takes {len(self.inputs)} inputs ({names}), got {len(inputs)}")
-        if self._fit_at_once(inputs):
-            return inputs  # type: ignore[return-value]
         read = []
         for one, tensor in zip(self.inputs, inputs, strict=True):
             read.append(one.read(tensor))  # under torch.compile, each frame takes a fifth of a us
@@ -238,9 +238,10 @@ def _checks(inputs: Sequence[Endpoint], is_inference: bool) -> list[Callable[...
 
     They take 0.25 us and 0.07 us for each tensor, :meth:`Endpoint.read` 0.7 us for each. PyTorch's compiled code is
     guarded by the same object. It compares the keys by which PyTorch's dispatcher chooses kernels: those of the tensor
-    (device, layout, lazy sign, a wrapper, made in inference mode) and of the mode in which the object was made.
+    (device, layout, lazy sign, a wrapper, made in inference mode) and of the mode in which the object was made. The
+    recorders have keys of their own, so no tensor fits while one records, except ``make_fx`` with its default options.
     """
-    if not inputs or not all(one.desc.is_plain for one in inputs):
+    if not inputs or not all(one.desc.is_plain for one in inputs) or _recorder():
         return []
     found = []
     for is_made_in_mode in (False, True)[: 1 + is_inference]:

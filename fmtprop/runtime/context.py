@@ -6,7 +6,6 @@ A context serves one run at a time; concurrent runs of a plan use one each and s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import groupby
 from math import inf
 from time import perf_counter
@@ -21,6 +20,7 @@ from fmtprop.ir.ports import result_names
 from fmtprop.jit import Call, CallList, no_code
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.boundary import Endpoint, write_out
+from fmtprop.runtime.direct import Run, Source, read_tensors
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step, Turn
 from fmtprop.targets.bound import NOTHING, SCRATCHPAD, Bound, Memory, Place, PythonCalls, Stream, as_planned
 from fmtprop.targets.memory import HUGE_PAGE_NBYTES, huge_bytes, view
@@ -72,6 +72,8 @@ class Context:
         self._is_asynchronous = self._stream.is_asynchronous
         self._inputs = [self._memories[buffer] if buffer >= 0 else None for _, _, buffer in plan.inputs]
         self._outputs = [self._output(name, access) for name, access in plan.outputs]
+        #: all of a run without tensors for the results, made at the first one
+        self._direct: Run | None = None
         self.clear()
 
     def run(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
@@ -89,6 +91,14 @@ class Context:
         list of torch.Tensor
             ``out``, or new tensors, which belong to the caller.
         """
+        if out is None:
+            if self._direct is None:
+                self._direct = self._generated()
+            return self._direct(self, inputs)
+        return self.planned(inputs, out)
+
+    def planned(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
+        """Execute every step as :meth:`run` does, in any mode of the caller."""
         self._bind(self._inputs, inputs, self._outputs, out)
         self._execute(*self._halves)
         results = self._results(self._outputs, out)
@@ -202,7 +212,7 @@ class Context:
                     status = function(a, b, c, d)
                     self._stream.wait()
                     if status:
-                        self._fail(call, status)
+                        self.fail(call, status)
                 spans.append((start, perf_counter() - start))
         results = self._results(self._outputs)
         self.clear()
@@ -247,7 +257,7 @@ class Context:
                 function, a, b, c, d = call
                 status = function(a, b, c, d)
                 if status:
-                    self._fail(call, status)
+                    self.fail(call, status)
 
     def _bind(
         self,
@@ -279,17 +289,55 @@ class Context:
                     write_out(given, result)
                 result = given
             elif not (output.is_written or output.is_made):
-                result = output.copied(result)
+                result = output.copied()
             results.append(result)
         return results
 
-    def _fail(self, call: Call, status: int) -> None:
+    def fail(self, call: Call, status: int) -> None:
+        """Raise the error of a call with this status."""
         # a list stops at the call that failed
         reached = next((found for calls in self._lists if calls.call is call and (found := calls.reached)), call)
         bound = next(bound for bound in self._bounds if any(one is reached for one in bound.calls))
         raise bound.failure(status)
 
     # ------------------------------------------------------------------ building
+
+    def _generated(self) -> Run:
+        """Return a function that does the same as a run without tensors for the results."""
+        if self._is_asynchronous or any(buffer.home is Home.TENSOR for buffer in self.plan.buffers):
+            return Context.planned
+        source, put = Source(), self._read_elsewhere()
+        names = [f"x{i}" for i in range(len(self._inputs))]
+        source.line(f"{''.join(f'{name}, ' for name in names) or '()'} = inputs")
+        for name, memory in zip(names, self._inputs, strict=True):
+            if memory is not None:
+                source.bind(name, memory, is_put=memory in put)
+        for i, output in enumerate(self._outputs):
+            if output.is_written:
+                source.line(f"y{i} = {source.constant(_empty_strided)}({', '.join(map(source.constant, output.like))})")
+                source.bind(f"y{i}", output.memory, is_put=output.memory in put)
+        for calls in self._halves:
+            for call in calls:
+                if isinstance(call[0], PythonCalls):
+                    for node, function in call[0].pairs:
+                        source.python(node, function)
+                else:
+                    source.native(call)
+        for i, output in enumerate(self._outputs):
+            if not output.is_written:
+                source.line(f"y{i} = {source.constant(output)}.copied()")
+        return source.run(f"y{i}" for i in range(len(self._outputs)))
+
+    def _read_elsewhere(self) -> set[Memory]:
+        """Return the memories of the caller's tensors that a Python call reads in another way than by its arguments."""
+        found = {output.memory for output in self._outputs if not output.is_written}
+        for step, bound in zip(self.plan.steps, self._bounds, strict=True):
+            named = {tensor for _, call in bound.pairs for tensor in read_tensors(call)}
+            for access in (*step.operands.values(), *step.results) if bound.pairs else ():
+                memory = self._memories[access.buffer]
+                if id(memory.whole_view) not in named or memory.desc != access.desc:
+                    found.add(memory)
+        return found
 
     def _output(self, name: str, access: Access) -> _Output:
         place, buffer = self._place(access), self.plan.buffers[access.buffer]
@@ -365,23 +413,25 @@ class _Output:
         Whether a step makes the tensor, and nothing else uses it.
     """
 
-    __slots__ = ("_new", "endpoint", "is_made", "is_written", "memory", "place")
+    __slots__ = ("endpoint", "is_made", "is_written", "like", "memory", "place")
 
     def __init__(self, endpoint: Endpoint, place: Place, is_written: bool, is_made: bool) -> None:
         self.endpoint, self.place, self.is_written, self.is_made = endpoint, place, is_written, is_made
         self.memory = place.memory
-        self._new = partial(_empty_strided, endpoint.dims, endpoint.strides, endpoint.dtype)
+        #: the arguments of an allocation
+        self.like = endpoint.dims, endpoint.strides, endpoint.dtype
 
     def new(self) -> torch.Tensor:
         """Return a new tensor for the result."""
-        return self._new()
+        return _empty_strided(*self.like)
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """Whether a run can write the result straight to a tensor of the caller's."""
         return self.endpoint.holds(tensor) and (torch.is_inference_mode_enabled() or not tensor.is_inference())
 
-    def copied(self, result: torch.Tensor) -> torch.Tensor:
+    def copied(self) -> torch.Tensor:
         """Return a new tensor with a copy of the result."""
+        result = self.place.tensor()
         if result.layout is not torch.strided:
             return result.clone()
         return self.new().copy_(result)  # a clone would remove gaps between elements

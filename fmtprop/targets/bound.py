@@ -47,12 +47,13 @@ class Memory:
         Format of all tensors that are put here.
     """
 
-    __slots__ = ("_followers", "_pointer", "_views", "desc", "is_fixed", "tensor")
+    __slots__ = ("_followers", "_views", "desc", "is_fixed", "pointer", "tensor")
 
     def __init__(self, tensor: torch.Tensor | None = None, desc: MemoryDesc | None = None) -> None:
         self.is_fixed, self.desc = tensor is not None, desc
         self.tensor = NOTHING if tensor is None else tensor
-        self._pointer = 0
+        #: the address that the functions below were called with
+        self.pointer = 0
         #: functions that are called with a new address, and their offsets from the start in bytes
         self._followers: list[tuple[Callable[[int], object], int]] = []
         #: tensors that lie in the present memory, by format: each with what it holds between runs, and whether it is
@@ -64,20 +65,34 @@ class Memory:
         """Whether a call has a view of it (:meth:`viewed_as`), which must be cleared after a run."""
         return bool(self._views)
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether a call must know its address (:meth:`follow`)."""
+        return bool(self._followers)
+
+    @property
+    def whole_view(self) -> torch.Tensor | None:
+        """The view that is the whole tensor (:meth:`viewed_as`), if a call has one."""
+        return next((seen for seen, _, is_whole in self._views.values() if is_whole), None)
+
     def put(self, tensor: torch.Tensor) -> None:
         """Hold another tensor from now on: flat bytes, or a whole tensor."""
         self.tensor = tensor
         if self._followers:
             pointer = tensor.data_ptr()
-            if pointer != self._pointer:  # allocators often return the same memory again
-                for point, start in self._followers:
-                    point(pointer + start)
-                self._pointer = pointer
+            if pointer != self.pointer:  # allocators often return the same memory again
+                self.point(pointer)
         for desc, (seen, _, is_whole) in self._views.items():
             if is_whole and not tensor.is_inference():
                 seen.data = tensor  # a sixth of the time
             else:
                 seen.set_(tensor.untyped_storage(), tensor.storage_offset() + desc.offset0, desc.dims, desc.strides)
+
+    def point(self, pointer: int) -> None:
+        """Call the functions that follow the address with another one."""
+        for point, start in self._followers:
+            point(pointer + start)
+        self.pointer = pointer
 
     def clear(self) -> None:
         """Hold nothing."""
@@ -276,8 +291,8 @@ class Bound:
     ----------
     native : sequence of Call
         The calls, if they are native.
-    python : tuple of (Node, callable), optional
-        The node and its call, if it is a Python call, which is made under :func:`as_planned`.
+    python : tuple of (Node, sequence of callable), optional
+        The node and its calls, if they are Python calls, which are made under :func:`as_planned`.
     keep : sequence of object
         Objects that live as long as the calls; those with a ``close`` are closed with them.
     failure : callable, optional
@@ -290,13 +305,13 @@ class Bound:
         self,
         native: Sequence[Call] = (),
         *,
-        python: tuple[Node, Callable[[], object]] | None = None,
+        python: tuple[Node, Sequence[Callable[[], object]]] | None = None,
         keep: Sequence[Any] = (),
         failure: Callable[[int], FmtpropError] | None = None,
     ) -> None:
         self._keep, self._failure = keep, failure
-        #: node and function of a Python call
-        self.pairs = () if python is None else (python,)
+        #: node and function of each Python call
+        self.pairs = () if python is None else tuple((python[0], call) for call in python[1])
         self.calls: tuple[Call, ...] = tuple(native)
         if self.pairs:
             self.calls = ((PythonCalls(self.pairs), None, None, None, None),)

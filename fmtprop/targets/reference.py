@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -34,6 +35,9 @@ OPERATOR, MEANING = "torch", "torch_reference"
 
 #: bytes per second that a PyTorch copy moves; only the order of costs matters
 _BYTES_PER_SECOND = 5e9
+
+#: bytes of operands and results of a step up to which copies take less time than a new call in each run, 20 us
+_COPIED_NBYTES = 1 << 16
 
 
 class ReferenceTarget(Provider):
@@ -136,25 +140,44 @@ class _OperatorExecutable(Executable):
         written = [places[name] if places[name].is_read else None for name in result_names(node)]
         used = [*read.values(), *(place for place in written if place is not None)]
         passing = [place for place in used if not place.memory.is_fixed]
-        standing = {id(place): place.memory.viewed_as(place.desc) for place in passing}
+        seen = {id(place): place.memory.viewed_as(place.desc) for place in passing}
+        standing = {key: tensor for key, tensor in seen.items() if tensor is not None}
         lasting = {id(place): place.tensor() for place in used if place.memory.is_fixed}
-        if all(tensor is not None for tensor in standing.values()):
+        if len(standing) == len(seen):
             with _ReadCheck(standing.values()) as check:
                 call = self._call(node, read, written, {**lasting, **standing})
             if not check.found:
-                return Bound(python=(node, call))
+                return Bound(python=(node, [call]))
+            if sum(place.desc.nbytes for place in passing) <= _COPIED_NBYTES:
+                return Bound(python=(node, self._beside(node, read, written, lasting, standing)))
 
         def run() -> object:
             return self._call(node, read, written, lasting)()
 
-        return Bound(python=(node, run))
+        return Bound(python=(node, [run]))
+
+    def _beside(
+        self,
+        node: Node,
+        read: Mapping[str, Place],
+        written: Sequence[Place | None],
+        lasting: Mapping[int, torch.Tensor],
+        standing: Mapping[int, torch.Tensor],
+    ) -> list[Callable[[], object]]:
+        """Return calls on tensors that stay where they are, with copies from and to those that do not."""
+        own = {key: torch.empty_like(tensor) for key, tensor in standing.items()}
+        call = self._call(node, read, written, {**lasting, **own})
+        passing = [id(place) for place in read.values() if id(place) in own]
+        made = [id(place) for place in written if id(place) in own]
+        before = [partial(own[key].copy_, standing[key]) for key in passing]
+        return [*before, call, *(partial(standing[key].copy_, own[key]) for key in made)]
 
     def _call(
         self,
         node: Node,
         read: Mapping[str, Place],
         written: Sequence[Place | None],
-        known: Mapping[int, torch.Tensor | None],
+        known: Mapping[int, torch.Tensor],
     ) -> Callable[[], object]:
         def tensor(place: Place) -> torch.Tensor:
             found = known.get(id(place))
@@ -168,7 +191,7 @@ class _OperatorExecutable(Executable):
 class _ReadCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes whether an operator reads one of some tensors: a call may keep a view of it."""
 
-    def __init__(self, tensors: Iterable[torch.Tensor | None]) -> None:
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watched = {id(tensor) for tensor in tensors}
         self.found = False

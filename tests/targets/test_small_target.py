@@ -74,7 +74,7 @@ class Built(Executable):
         def run() -> None:
             self._function(*(place.tensor().numpy() for place in read), out=written.tensor().numpy())
 
-        return Bound(python=(node, run))
+        return Bound(python=(node, [run]))
 
 
 class SmallTarget(Provider):

@@ -96,7 +96,7 @@ class TimedExecutable(Executable):
         self.run = run
 
     def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
-        return Bound(python=(node, lambda: self.run(places)))
+        return Bound(python=(node, [lambda: self.run(places)]))
 
 
 @pytest.fixture

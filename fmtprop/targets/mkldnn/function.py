@@ -104,7 +104,7 @@ class _FunctionExecutable(Executable):
 
         is_simple = not several and not kernel.may_share and formats[0] is not None
         strides = node.descs[0].strides if is_simple else ()
-        return Bound(python=(node, run_simply if is_simple else run))
+        return Bound(python=(node, [run_simply if is_simple else run]))
 
     def lay_out(self, node: Node, name: str, tensor: torch.Tensor) -> torch.Tensor:
         desc = None if node.choice is None else node.choice.operands[name]

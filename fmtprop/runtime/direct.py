@@ -1,0 +1,136 @@
+"""A run of a plan as one generated function, without loops over inputs, outputs and calls.
+
+A loop over them takes some microseconds, as long as a short operator. Operators of PyTorch get the caller's tensors
+themselves. The source has only numbered names, none of the plan's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+
+from fmtprop.errors import FmtpropError
+from fmtprop.ir.node import Node
+from fmtprop.jit import Call
+from fmtprop.targets.bound import REFUSED, Memory, failed
+
+#: a run: its context and checked inputs -> results
+Run = Callable[[Any, Sequence[torch.Tensor]], list[torch.Tensor]]
+
+_HEAD = """
+def run(context, inputs):
+    if autocasts():
+        return context.planned(inputs)
+    had_grad = has_grad()
+    if had_grad:
+        set_grad(False)
+    try:
+        node = None
+"""
+
+_TAIL = """
+    except known:
+        raise
+    except refused as error:
+        refuse(node, error)
+    finally:
+        if had_grad:
+            set_grad(True)
+"""
+
+
+class Source:
+    """The source of a run under construction."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, Any] = {}
+        self._lines: list[str] = []
+        #: views of a memory -> the local variable that has the memory's tensor
+        self._locals: dict[int, str] = {}
+        #: memories that calls read from outside of this function
+        self._put: list[str] = []
+        self._has_python = False
+
+    def constant(self, value: object) -> str:
+        """Return the name of an object."""
+        name = f"k{len(self._names)}"
+        self._names[name] = value
+        return name
+
+    def line(self, text: str) -> None:
+        """Add a line."""
+        self._lines.append(text)
+
+    def bind(self, name: str, memory: Memory, *, is_put: bool) -> None:
+        """Bind a memory to the tensor of a local variable; `is_put` if a call reads it from there."""
+        held = self.constant(memory)
+        if is_put:
+            self.line(f"{held}.put({name})")
+            self._put.append(held)
+        elif memory.is_followed:
+            self.line(f"p = {name}.data_ptr()")
+            self.line(f"if p != {held}.pointer: {held}.point(p)")
+        if (seen := memory.whole_view) is not None:
+            self._locals[id(seen)] = name
+
+    def native(self, call: Call) -> None:
+        """Make a native call."""
+        function, *arguments = map(self.constant, call)
+        self.line(f"if s := {function}({', '.join(arguments)}): context.fail({self.constant(call)}, s)")
+
+    def python(self, node: Node, call: Callable[[], object]) -> None:
+        """Make a Python call: an operator's with tensors of local variables."""
+        self._has_python = True
+        self.line(f"node = {self.constant(node)}")
+        self.line(f"{self.constant(call)}()" if not isinstance(call, partial) else self._operator(call))
+
+    def run(self, results: Iterable[str]) -> Run:
+        """Return the function."""
+        lines = [*self._lines, f"results = [{', '.join(results)}]", *(f"{held}.clear()" for held in self._put)]
+        lines.append("return results")
+        if self._has_python:
+            text = _HEAD + "".join(f"        {line}\n" for line in lines) + _TAIL
+        else:
+            text = "def run(context, inputs):\n" + "".join(f"    {line}\n" for line in lines)
+        names = {
+            **self._names,
+            "autocasts": torch._C._is_any_autocast_enabled,
+            "has_grad": torch.is_grad_enabled,
+            "set_grad": torch._C._set_grad_enabled,
+            "known": FmtpropError,
+            "refused": REFUSED,
+            "refuse": _refuse,
+        }
+        exec(text, names)
+        made: Run = names.pop("run")  # not in its own globals: a cycle would keep the memory of a context
+        return made
+
+    def _operator(self, call: partial[Any]) -> str:
+        function = call.func
+        owner = self._locals.get(id(getattr(function, "__self__", None)))
+        name = self.constant(function) if owner is None else f"{owner}.{function.__name__}"
+        given = [self._argument(value) for value in call.args]
+        given += [f"{key}={self._argument(value)}" for key, value in call.keywords.items()]
+        return f"{name}({', '.join(given)})"
+
+    def _argument(self, value: object) -> str:
+        if isinstance(value, list | tuple) and any(id(tensor) in self._locals for tensor in value):
+            parts = ", ".join(map(self._argument, value))
+            return f"[{parts}]" if isinstance(value, list) else f"({parts},)"
+        return self._locals.get(id(value)) or self.constant(value)
+
+
+def read_tensors(call: Callable[[], object]) -> set[int]:
+    """Return the identities of the tensors that a generated call names; a call of any other kind has none."""
+    if not isinstance(call, partial):
+        return set()
+    values = [getattr(call.func, "__self__", None), *call.args, *call.keywords.values()]
+    flat = [item for value in values for item in (value if isinstance(value, list | tuple) else (value,))]
+    return {id(item) for item in flat if isinstance(item, torch.Tensor)}
+
+
+def _refuse(node: Node, error: Exception) -> NoReturn:
+    raise failed(node, node.choice.target if node.choice is not None else "", error) from error
