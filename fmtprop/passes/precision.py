@@ -13,8 +13,11 @@ from fmtprop.layout import DataType
 from fmtprop.ops.attention import Attention
 from fmtprop.ops.building import emit
 from fmtprop.ops.reorder import Reorder
-from fmtprop.passes.editing import shown, unused_name, way_from_compute
+from fmtprop.passes.editing import constant, is_constant, shown, unused_name, way_from_compute
 from fmtprop.passes.few_rows import is_of_few_rows
+
+#: a loop's state depends on so many results of one layer; two are those of a pair of inputs
+_REPETITIONS = 3
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,9 @@ class LowerPrecision:
     ops get f32 operands, and graph outputs keep their type. Three kinds of numbers are computed in f32:
 
     - positions (of grid samples, before a conversion to integers), from the compute-intensive ops on;
-    - states, which are element-wise results from positions or from the caller's numbers (an integrator, a flow, a
-      step of diffusion): a step may be small beside the state, and a bf16 state loses it;
+    - states, which are element-wise results from positions, from the caller's numbers, or from constants of their
+      shape that are all equal or that one layer changes again and again (an integrator, a flow, a step of diffusion,
+      a leaky neuron): a step may be small beside the state, and a bf16 state loses it;
     - element-wise results that are read in f32 alone, by host ops and graph outputs.
 
     Products of few rows with a matrix of the caller's stay in f32, too: they would take less time than its
@@ -244,20 +248,63 @@ def _reads_unrounded(reader: Node, operand: str, unrounded: set[Value]) -> bool:
 
 
 def _states(graph: Graph, positions: set[Value]) -> set[Value]:
-    """Return the results of element-wise ops on positions, or on the caller's numbers of the same shape."""
-    found = set(positions)
+    """Return the results of element-wise ops on positions, or on starts and the caller's numbers of the same shape."""
+    found, changed = set(positions), _changed_again(graph)
     for node in graph.nodes():
         if node.op == "input" and node.results[0].dtype is DataType.F32:
             found.add(Value(node.name, 0))
         if node.is_boundary:
             continue
-        inputs, declaration = graph.inputs(node.name), opdef(node.op)
-        is_view = declaration.category is Category.VIEW
-        names = node.tail if _is_compute(node) else inputs.keys() if declaration.elementwise or is_view else ()
-        read = found.intersection(inputs[name] for name in names)
+        result, is_view = Value(node.name, 0), opdef(node.op).category is Category.VIEW
+        operands = _passed_on(graph, node)
+        found |= {value for value in operands if _is_start(graph, value, node, result in changed)}
+        read = found.intersection(operands)
         if any(is_view or value in positions or graph.type_of(value).dims == node.results[0].dims for value in read):
-            found.add(Value(node.name, 0))
+            found.add(result)
     return found
+
+
+def _passed_on(graph: Graph, node: Node) -> list[Value]:
+    """Return the operands of which a node is an element-wise function or a view."""
+    inputs, declaration = graph.inputs(node.name), opdef(node.op)
+    if _is_compute(node):
+        return [inputs[name] for name in node.tail]
+    return list(inputs.values()) if declaration.elementwise or declaration.category is Category.VIEW else []
+
+
+def _is_start(graph: Graph, value: Value, node: Node, is_changed_again: bool) -> bool:
+    """Return whether a node's operand is a constant state: zeros, or other numbers that a loop changes.
+
+    Numbers that are added once are none, such as those of a learned place.
+    """
+    type_ = graph.type_of(value)
+    if not is_constant(graph, value) or type_.dtype is not DataType.F32 or type_.dims != node.results[0].dims:
+        return False
+    if is_changed_again:
+        return True
+    numbers = constant(graph, value)
+    return numbers is not None and numbers.numel() > 1 and bool((numbers == numbers.flatten()[0]).all())
+
+
+def _changed_again(graph: Graph) -> set[Value]:
+    """Return the values that become element-wise functions of several results of one layer, as the state of a loop."""
+    made: dict[Value, dict[str, frozenset[str]]] = {}  # layer -> some of its results on which a value depends
+    changed: set[Value] = set()
+    nodes = [node for node in graph.nodes() if not node.is_boundary]
+    for node in nodes:
+        inputs, layers = graph.inputs(node.name), dict[str, frozenset[str]]()
+        operands = [made.get(value, {}) for value in _passed_on(graph, node)]
+        if _is_compute(node) and node.origin and "weights" in inputs and is_constant(graph, inputs["weights"]):
+            operands.append({f"{node.origin} {graph.type_of(inputs['weights']).dims}": frozenset((node.name,))})
+        for layer, results in (item for operand in operands for item in operand.items()):
+            layers[layer] = frozenset(sorted(layers.get(layer, frozenset()) | results)[:_REPETITIONS])
+        made[Value(node.name, 0)] = layers
+        if any(len(results) == _REPETITIONS for results in layers.values()):
+            changed.add(Value(node.name, 0))
+    for node in reversed(nodes) if changed else ():
+        if Value(node.name, 0) in changed:
+            changed.update(_passed_on(graph, node))
+    return changed
 
 
 def _positions(graph: Graph) -> set[Value]:

@@ -202,6 +202,20 @@ class FromInput(Flow):
         return x
 
 
+class Leaky(nn.Module):
+    """A leaky integrator of products."""
+
+    def __init__(self, start: torch.Tensor) -> None:
+        super().__init__()
+        self.step, self.start = nn.Linear(8, 16), nn.Parameter(start)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = self.start.expand(x.shape[0], -1)
+        for t in range(x.shape[1]):
+            state = 0.95 * state + 0.05 * torch.tanh(self.step(x[:, t]))
+        return state
+
+
 class FromLearned(Flow):
     """Like a residual network: its first numbers are learned, or come from a convolution."""
 
@@ -228,6 +242,35 @@ def test_steps_add_up_in_f32():
         (got,) = evaluate(graph, {graph.input_nodes[0].name: x})
         with torch.no_grad():
             assert relative_error(got, module(x)) < bound
+
+
+@pytest.mark.parametrize("start", [torch.zeros(1, 16), torch.linspace(-9, 9, 16)[None]], ids=["zeros", "learned"])
+def test_a_state_that_starts_at_a_constant_adds_up_in_f32(start):
+    module, x = Leaky(start).eval(), torch.randn(4, 12, 8)
+    graph = lowered(module, x)
+    (got,) = evaluate(graph, {graph.input_nodes[0].name: x})
+    with torch.no_grad():
+        assert relative_error(got, module(x)) < 3e-3
+    assert set(types(graph, "inner_product")) == {"f32"}
+
+
+def test_a_constant_that_each_layer_changes_once_is_no_state():
+    """As the learned places of an encoder: each layer adds to the sum once."""
+
+    class Encoder(Leaky):
+        def __init__(self) -> None:
+            super().__init__(torch.linspace(-9, 9, 16)[None])
+            self.steps = nn.ModuleList(nn.Linear(8, 16) for _ in range(12))
+            self.last = nn.Linear(16, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            state = self.start.expand(x.shape[0], -1)
+            for t, step in enumerate(self.steps):
+                state = state + torch.tanh(step(x[:, t]))
+            return self.last(state)
+
+    graph = lowered(Encoder().eval(), torch.randn(4, 12, 8))
+    assert types(graph, "inner_product") == ["bf16"] * 12 + ["f32"]
 
 
 def test_sums_of_computed_and_learned_numbers_are_narrow():
