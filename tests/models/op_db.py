@@ -21,7 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,13 @@ from fmtprop.errors import FmtpropError
 REFUSED = Path(__file__).with_name("refused_ops.txt")
 
 #: a result may be off by so much of the largest magnitude
-TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-9, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+TOLERANCE = {
+    torch.float32: 2e-4,
+    torch.complex64: 2e-4,
+    torch.float64: 1e-9,
+    torch.bfloat16: 3e-2,
+    torch.float16: 4e-3,
+}
 
 #: operators per child process, and the seconds that one sample may take
 _PER_CHILD, _SAMPLE_SECONDS = 12, 120
@@ -62,7 +68,10 @@ class Outcome:
 
 
 class One(nn.Module):
-    """An operator whose tensors are inputs, and everything else is fixed."""
+    """An operator whose tensors are inputs, and everything else is fixed.
+
+    Inputs and results of a model are real, so complex tensors are pairs of real ones there.
+    """
 
     def __init__(self, function: Any, arguments: Any) -> None:
         super().__init__()
@@ -70,21 +79,33 @@ class One(nn.Module):
         self.leaves, self.spec = pytree.tree_flatten(arguments)
 
     def tensors(self) -> list[torch.Tensor]:
-        return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+        return [_real(leaf) for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         given = iter(tensors)
-        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        leaves = [_like(next(given), leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return self.function(*args, **kwargs)
+        return pytree.tree_map_only(torch.Tensor, _real, self.function(*args, **kwargs))
 
 
-def operators() -> list[Any]:
-    """Return the database's entries that have f32 samples on a CPU."""
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() and _is_strided(tensor) else tensor
+
+
+def _like(tensor: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_complex(tensor) if leaf.is_complex() and _is_strided(leaf) else tensor
+
+
+def _is_strided(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided
+
+
+def operators(dtype: torch.dtype = torch.float32) -> list[Any]:
+    """Return the database's entries that have samples of a type on a CPU."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     # what is left in memory may be anything
-    return [info for info in op_db if torch.float32 in info.supported_dtypes("cpu") and "empty" not in info.name]
+    return [info for info in op_db if dtype in info.supported_dtypes("cpu") and "empty" not in info.name]
 
 
 def name_of(info: Any) -> str:
@@ -96,10 +117,7 @@ def check(
 ) -> Iterator[Outcome]:
     """Yield the outcome of an operator's samples, of some where there are more than `most`."""
     name = name_of(info)
-    samples = (
-        list(info.sample_inputs("cpu", dtype, requires_grad=False)) if dtype in info.supported_dtypes("cpu") else []
-    )
-    for index, sample in enumerate(samples[:most]):
+    for index, sample in enumerate(islice(info.sample_inputs("cpu", dtype, requires_grad=False), most)):
         model = One(info.op, ((sample.input, *sample.args), sample.kwargs)).eval()
         yield Outcome(name, index, *outcome_of(model, special, door, options))
 
@@ -306,7 +324,7 @@ def main() -> None:
     parser.add_argument("--special", default="", choices=["", "nan", "inf", "all"])
     parser.add_argument("--exact", action="store_true", help="special_values='exact'")
     parser.add_argument("--dynamo", action="store_true", help="through torch.compile")
-    parser.add_argument("--bf16", action="store_true", help="samples in bf16")
+    parser.add_argument("--dtype", default="float32", help="PyTorch's name of the samples' type, such as int64")
     parser.add_argument("--errors", action="store_true", help="inputs that PyTorch refuses, instead of samples")
     parser.add_argument("--default", action="store_true", help="compile with default settings")
     parser.add_argument("--write", action="store_true", help=f"write {REFUSED.name}")
@@ -316,12 +334,13 @@ def main() -> None:
     if options.child:
         _child(options)
         return
-    names = options.names or sorted({name_of(info) for info in operators()})
+    names = options.names or sorted({name_of(info) for info in operators(getattr(torch, options.dtype))})
     counts: Counter[str] = Counter()
     refused: list[Outcome] = []
     flags = [f"--most={options.most}"] if options.most else []
     flags += [f"--special={options.special}"] if options.special else []
-    flags += [f"--{flag}" for flag in ("exact", "default", "dynamo", "bf16", "errors") if getattr(options, flag)]
+    flags += [f"--dtype={options.dtype}"]
+    flags += [f"--{flag}" for flag in ("exact", "default", "dynamo", "errors") if getattr(options, flag)]
     seconds = 60 * options.minutes
     outcomes = resumed(names, flags, options.results, seconds) if options.results else run(names, flags)
     for outcome in outcomes:
@@ -339,12 +358,12 @@ def main() -> None:
 
 def _child(options: argparse.Namespace) -> None:
     warnings.simplefilter("ignore")
-    known = {name_of(info): info for info in operators()}
+    dtype = getattr(torch, options.dtype)
+    known = {name_of(info): info for info in operators(dtype)}
     door = by_dynamo if options.dynamo else by_export
     how: dict[str, Any] = {} if options.default else {"tune": "model", "confirm": False}
     if options.exact:
         how["special_values"] = "exact"
-    dtype = torch.bfloat16 if options.bf16 else torch.float32
     for name in options.names:
         print(f"@{name}", flush=True)
         if options.errors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 pytest.importorskip("expecttest", reason="PyTorch's operator database needs it: pip install 'fmtprop[models]'")
 
@@ -29,9 +30,9 @@ def test_the_operator_database_is_right_through_dynamo():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flag", ["--bf16", "--errors"])
-def test_bf16_and_errors_are_those_of_pytorch_through_dynamo(flag):
-    names = sorted({op_db.name_of(info) for info in op_db.operators()})
+@pytest.mark.parametrize(("dtype", "flag"), [(torch.bfloat16, "--dtype=bfloat16"), (torch.float32, "--errors")])
+def test_bf16_and_errors_are_those_of_pytorch_through_dynamo(dtype, flag):
+    names = sorted({op_db.name_of(info) for info in op_db.operators(dtype)})
     outcomes = list(op_db.run(names, ["--most=2", "--dynamo", flag]))
     assert sum(outcome.status == "right" for outcome in outcomes) > 100
     assert [str(outcome) for outcome in outcomes if outcome.status not in ("right", "skipped")] == []
