@@ -82,6 +82,26 @@ def test_nodes_that_differ_in_large_sizes_alone_are_asked_what_gave_the_first_a_
     assert all(ways[0] == others for others in ways)
 
 
+def test_a_request_is_read_as_far_as_it_gave_the_first_of_its_likeness_another_way():
+    read = []
+
+    class Repeating(UniformTarget):
+        def candidates(self, node, request):
+            for candidate in super().candidates(node, request):
+                yield candidate
+                read.append(node.name)
+                yield candidate
+
+    g = Graph("dense")
+    value = g.input("x", TensorType((1, 128, 8, 8)))
+    for index in range(3):
+        value = relu(g, conv(g, value, 128 + 64 * index, f"c{index}"))
+    g.output(value)
+    found = enumerate_ways(g, Setting(Repeating({"convolution": BLOCKED}), ReferenceTarget()), {}, {})
+    assert "c1" in read and "c2" not in read  # the first one reads the network's input
+    assert {_tags(way.candidate) for way in found.ways["c2"]} == {_tags(way.candidate) for way in found.ways["c1"]}
+
+
 def test_depthwise_convolutions_are_alike_in_spite_of_their_groups():
     few, some, many = (_likeness(Conv((1, 1), (0, 0), (1, 1), (1, 1), groups)) for groups in (8, 96, 160))
     assert some == many != few

@@ -73,8 +73,9 @@ class _Enumerator:
         self.found = Enumeration(graph)
         #: of each node of a kind (equal blocks of a network have equal nodes) its ways by their identities
         self._of_kind: dict[object, dict[object, Candidate]] = {}
-        #: of nodes that differ in large sizes alone, the numbers of the requests that gave the first one another way
-        self._useful: dict[object, set[int]] = {}
+        #: of nodes that differ in large sizes alone, the requests that gave the first one another way, by number, each
+        #: with its last such way: the implementation, and how often the request had given that
+        self._useful: dict[object, dict[int, tuple[str, int]]] = {}
 
     def run(self) -> Enumeration:
         for node in self.graph.nodes():
@@ -182,7 +183,7 @@ class _Enumerator:
 
     def _asked(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
         optimized, likeness = False, _likeness(self._kind(node, inputs))
-        useful, found, seen = self._useful.get(likeness), set[int](), set[object]()
+        useful, found, seen = self._useful.get(likeness), dict[int, tuple[str, int]](), set[object]()
         requests = list(enumerate(self._pinned(node, self._requests(node, inputs))))
         # the others are asked too, if these are all declined
         requests.sort(key=lambda each: useful is not None and each[0] not in useful)
@@ -190,6 +191,7 @@ class _Enumerator:
             if optimized and useful is not None and number not in useful:
                 break
             families: Counter[tuple[str, str, bool]] = Counter()
+            given: Counter[str] = Counter()
             for candidate in self.target.candidates(node, request):
                 optimized = optimized or not (candidate.is_ref or candidate.impl.startswith(AS_GRADIENT))
                 # an equivalent primitive's implementations, which come after all others, are counted separately
@@ -197,12 +199,16 @@ class _Enumerator:
                 family = candidate.impl.partition(":")[0]
                 member = candidate.target, family if family in OPSET else "", candidate.is_followed
                 families[member] += 1
+                given[candidate.impl] += 1
+                place = candidate.impl, given[candidate.impl]
                 if families[member] <= _IMPLEMENTATIONS:
                     identity = _identity(candidate)
                     if not candidate.is_ref and identity not in seen:
                         seen.add(identity)
-                        found.add(number)
+                        found[number] = place
                     yield candidate
+                if useful is not None and useful.get(number) == place:
+                    break  # the others were none of the first one's
         if found:
             self._useful.setdefault(likeness, found)
         if isinstance(node.attrs, Concat) and self.setting.in_place:
