@@ -140,9 +140,12 @@ class OneDnnTarget(Provider):
             return
         known = self._found.setdefault((node.op, node.attrs, _tail(node)), {})
         seen: set[int] = set()
+        given = self._natives(node, request)
+        if given is None:
+            return
         for primitive in (declaration.primitive, *declaration.equivalents):
             is_own = primitive is declaration.primitive
-            lowering = self._lower(node, request, primitive)
+            lowering = _lower(node, primitive, *given)
             if lowering is None:
                 continue
             optimized = 0
@@ -161,12 +164,12 @@ class OneDnnTarget(Provider):
                 if optimized == _IMPLEMENTATIONS:
                     break
 
-    def _lower(self, node: Node, request: Request, primitive: Primitive) -> Lowering | None:
-        """Return the primitive's descriptors for a request; None if it or oneDNN declines."""
+    def _natives(self, node: Node, request: Request) -> tuple[dict[str, dnnl.NativeDesc], dnnl.PrimitiveAttr] | None:
+        """Return a request's descriptors, and the attributes; None if oneDNN cannot express one of them."""
         try:
             # a slice is told by its pointer: some implementations ignore offset0, others refuse or are slow with it
             natives = {name: dnnl.NativeDesc.from_desc(desc.at_start()) for name, desc in request.items()}
-            return primitive(node.attrs, natives, self._attributes(node, natives))
+            return natives, self._attributes(node, natives)
         except (FormatError, ShapeError, UnsupportedOpError):
             return None
         except DnnlError as error:
@@ -255,6 +258,20 @@ class _Answers:
                 self._known.append(candidate)
             yield self._known[index]
             index += 1
+
+
+def _lower(
+    node: Node, primitive: Primitive, natives: Mapping[str, dnnl.NativeDesc], attr: dnnl.PrimitiveAttr
+) -> Lowering | None:
+    """Return the primitive's descriptors for a request; None if it or oneDNN declines."""
+    try:
+        return primitive(node.attrs, natives, attr)
+    except (FormatError, ShapeError, UnsupportedOpError):
+        return None
+    except DnnlError as error:
+        if error.status not in _DECLINED:
+            raise
+        return None
 
 
 def _is_native_form(native: MemoryDesc, desc: MemoryDesc) -> bool:
