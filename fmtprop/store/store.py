@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -78,6 +78,10 @@ class Store:
         """Return the figure of a key, or None."""
         found = self._records.get(("figure", key))
         return found if isinstance(found, float) else None
+
+    def has_figures(self, besides: Collection[str] = ()) -> bool:
+        """Return whether there is a figure with another key than these."""
+        return any(kind == "figure" and key not in besides for kind, key in self._records)
 
     def verdict(self, key: str) -> str | None:
         """Return the name recorded for a key, or None."""

@@ -24,7 +24,7 @@ from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.executable import Provider
 from fmtprop.tuning.identity import describe, describe_reorder, group_of, identity_of, is_timed
 from fmtprop.tuning.measure import Bench, Job, Progress, job_of, job_of_reorder
-from fmtprop.tuning.peaks import peaks
+from fmtprop.tuning.peaks import keys_of_peaks, peaks
 from fmtprop.tuning.roofline import CACHE_NBYTES, ModelCosts
 
 #: values of the option `tune`
@@ -225,8 +225,9 @@ class TunedCosts:
         self, work: Sequence[tuple[Node, Candidate]], reorders: Sequence[tuple[MemoryDesc, MemoryDesc]]
     ) -> None:
         """Look up figures, and measure missing ones if `tune` says so: first those with the largest share of time."""
-        if self.tune == "model":
-            self._asked |= {identity_of(node, candidate) for node, candidate in work} | set(reorders)
+        if self.tune == "model" or (self.tune not in MEASURING and not self.store.has_figures(besides=keys_of_peaks())):
+            self._asked |= {identity_of(*way) for way in work if _costs_time(*way)}
+            self._asked |= {pair for pair in reorders if self.model.reorder(*pair)}
             self.tuning = Tuning(modelled=len(self._asked))
             self._doubt = self._doubt_of(work)
             return
@@ -251,7 +252,7 @@ class TunedCosts:
 
     def node(self, node: Node, candidate: Candidate) -> float:
         """Return the seconds of a way to run a node."""
-        if candidate.target == "view" or node.is_boundary:
+        if not _costs_time(node, candidate):
             return 0.0
         identity = identity_of(node, candidate)
         answer = self._answers.get(identity)
@@ -297,7 +298,7 @@ class TunedCosts:
         groups: dict[Hashable, _Group] = {}
         names: dict[Hashable, set[str]] = {}
         for node, candidate in work:
-            if candidate.target == "view" or node.is_boundary:
+            if not _costs_time(node, candidate):
                 continue
             name = group_of(node, candidate)
             group = groups.setdefault(name, _Group())
@@ -396,6 +397,10 @@ class TunedCosts:
             if name in self._ratios:
                 return self._ratios[name]
         return 1.0
+
+
+def _costs_time(node: Node, candidate: Candidate) -> bool:
+    return candidate.target != "view" and not node.is_boundary
 
 
 def _family(node: Node, candidate: Candidate) -> tuple[str, str]:

@@ -109,7 +109,7 @@ def peaks(store: Store, footprint: int = FOOTPRINTS[-1]) -> Peaks:
     footprint : int
         Largest footprint in bytes to measure; measuring takes as much memory.
     """
-    types, keys = _types(), _keys()
+    types, keys = _types(), keys_of_peaks()
     asked = FOOTPRINTS[: bisect_left(FOOTPRINTS, footprint) + 1]
     known = {name: value for name, key in keys.items() if (value := store.figure(key)) is not None}
     missing = keys.keys() - known.keys() - {f"reading {n}" for n in FOOTPRINTS[len(asked) :]}
@@ -142,7 +142,7 @@ def improve(store: Store) -> bool:
     bool
         Whether a figure is so much better that another plan may be the cheapest.
     """
-    keys = _keys()
+    keys = keys_of_peaks()
     known = {name: value for name, key in keys.items() if (value := store.figure(key)) is not None}
     footprints = tuple(n for n in FOOTPRINTS if f"reading {n}" in known)
     if not footprints:
@@ -157,8 +157,8 @@ def _types() -> list[DataType]:
     return [dtype for dtype in _TYPES if dtype is DataType.F32 or dnnl.supports(dtype)]
 
 
-def _keys() -> dict[str, str]:
-    """Return the key of each figure in the store."""
+def keys_of_peaks() -> dict[str, str]:
+    """Return the key of each figure in a store, by its name."""
     names = [*(f"flops {dtype}" for dtype in _types()), "copying", "call", *(f"reading {n}" for n in FOOTPRINTS)]
     return {name: key_of({"peak": name}) for name in names}
 

@@ -33,6 +33,14 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "store.sqlite"
 
 
+def test_a_store_tells_whether_it_has_other_figures(path: Path) -> None:
+    store = Store(path)
+    store.remember("model", "variant")
+    assert not store.has_figures()
+    store.add_figures({"peak": 1.0})
+    assert store.has_figures() and not store.has_figures(besides=["peak"])
+
+
 def fill(path: Path) -> Store:
     store = Store(path)
     store.add_figures(FIGURES)

@@ -70,6 +70,17 @@ def test_the_model_measures_nothing(store: Store, work: Work, no_measuring: None
     assert len(store) == 0
 
 
+def test_without_figures_of_nodes_no_keys_are_made(
+    store: Store, work: Work, no_measuring: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs_module.peaks(store)
+    monkeypatch.setattr(costs_module, "describe", None)  # calling it now fails
+    costs = costs_for("auto", weights_nbytes=WEIGHTS, store=store)
+    costs.prepare(work, [(PLAIN, LAST), (PLAIN, PLAIN)])
+    assert all(costs.node(*way) == costs.model.node(*way) for way in work)
+    assert costs.tuning == Tuning(modelled=len(work) + 1)
+
+
 def test_what_was_measured_is_known_to_the_next_compilation(
     store: Store, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
