@@ -73,7 +73,8 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | Non
     start = zlib.crc32(f"{node.op}/{name}/{desc.dims}".encode()) % pool.numel()
     count = math.prod(single)
     rounds = -(-(start + count) // pool.numel())
-    numbers = pool.repeat(rounds)[start : start + count].reshape(single).expand(desc.dims)
+    pool = pool.repeat(rounds) if rounds > 1 else pool
+    numbers = pool[start : start + count].clone().reshape(single).expand(desc.dims)
     factor = opdef(op).factor(one.declared.name, desc.dims)
     numbers = numbers if factor == 1.0 else numbers * factor
     return numbers if direct else numbers.to(torch_dtype(wanted))

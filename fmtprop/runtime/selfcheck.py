@@ -1,4 +1,6 @@
-"""Self-check of a plan: each distinct implementation runs once on small numbers and is compared with its reference.
+"""Self-check of a plan: each implementation runs once on small numbers and is compared with its reference.
+
+Of those that differ in large sizes alone, one is checked (:mod:`fmtprop.runtime.likeness`).
 
 This includes implementations that ran during the build: a reorder that packed an operand of a step packs the operand's
 numbers in the step's check; other nodes on constants are checked by themselves. All other operands are packed, and
@@ -24,6 +26,7 @@ from fmtprop.runtime.agreement import error_of_numbers, small_numbers, tolerance
 from fmtprop.runtime.constants import run_once
 from fmtprop.runtime.convolve import convolve
 from fmtprop.runtime.cut_down import cut_down
+from fmtprop.runtime.likeness import describe_likeness
 from fmtprop.runtime.plan import Step
 from fmtprop.store import Store, key_of
 from fmtprop.targets.bound import Memory, Place
@@ -72,7 +75,7 @@ class Mismatch:
 
 
 def check_steps(steps: Iterable[Step], store: Store, packed: Iterable[Node] = ()) -> list[Mismatch]:
-    """Check every distinct implementation that is not known to be right.
+    """Check the distinct implementations that are not known to be right: one of those that are alike.
 
     Parameters
     ----------
@@ -101,9 +104,13 @@ def check_steps(steps: Iterable[Step], store: Store, packed: Iterable[Node] = ()
         work.setdefault(_key(one), one)
     room = _Room()
     passed: set[str] = set()
+    alike: set[str] = set()
     mismatches = []
     for key, one in work.items():
         if store.has_passed(key):
+            continue
+        likeness = _key(one, hashed=_likeness_key)
+        if likeness in alike:  # it is not recorded: of another model, it may be the one that is checked
             continue
         # steps of several sizes are alike when they are cut down
         small = _key(one, room)
@@ -113,6 +120,7 @@ def check_steps(steps: Iterable[Step], store: Store, packed: Iterable[Node] = ()
                 mismatches.append(wrong)
                 continue
         passed |= {key, small}
+        alike.add(likeness)
     store.add_passed(passed)
     return mismatches
 
@@ -147,14 +155,23 @@ def _likeness(step: Step) -> tuple[object, ...]:
     return handle, node.op, node.attrs, node.post_ops, formats, packing, _adds_in_place(step)
 
 
-def _key(one: Step | Node, room: _Room | None = None) -> str:
+def primitive_key(node: Node) -> str:
+    """Return a hash of everything that the result of a node's implementation depends on."""
+    return key_of(describe_result(node, candidate_of(node)))
+
+
+def _likeness_key(node: Node) -> str:
+    return key_of(describe_likeness(node))
+
+
+def _key(one: Step | Node, room: _Room | None = None, hashed: Callable[[Node], str] = primitive_key) -> str:
     """Return the key of a check: of a step or a node, or, with a room, of its form that is cut down."""
     node, packing = (one.node, one.packing) if isinstance(one, Step) else (one, {})
-    key = primitive_key(node if room is None else room.cut_down(node, packing))
+    key = hashed(node if room is None else room.cut_down(node, packing))
     in_place = isinstance(one, Step) and _adds_in_place(one)
     if not packing and not in_place:
         return key
-    packers = {name: primitive_key(packer) for name, packer in packing.items()}
+    packers = {name: hashed(packer) for name, packer in packing.items()}
     return key_of({"step": key, "packing": packers, "in_place": in_place})
 
 
@@ -166,11 +183,6 @@ def _adds_in_place(step: Step) -> bool:
 
 def _is_readable(node: Node) -> bool:
     return node.descs[0].kind == "blocked" and implementation(node).needs_check(node)
-
-
-def primitive_key(node: Node) -> str:
-    """Return a hash of everything that the result of a node's implementation depends on."""
-    return key_of(describe_result(node, candidate_of(node)))
 
 
 class _Room:

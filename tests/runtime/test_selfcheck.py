@@ -15,6 +15,7 @@ from fmtprop.ir.node import Node
 from fmtprop.ir.op import OPSET
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
+from fmtprop.ops.pooling import Pooling
 from fmtprop.passes.formats import plain
 from fmtprop.runtime import selfcheck
 from fmtprop.runtime.agreement import TOLERANCE, small_numbers
@@ -112,6 +113,26 @@ def test_equal_steps_are_checked_once(right, store, monkeypatch):
     monkeypatch.setattr(selfcheck, "check_node", lambda node, *_: counted.append(node.name))
     check_steps([right, twin], store)
     assert counted == ["conv_1"]
+
+
+def test_of_steps_that_differ_in_large_sizes_alone_one_is_checked(store, monkeypatch):
+    def pooling(channels):
+        dims = (1, channels, 6, 6)
+        desc, attrs = MemoryDesc(dims, tag="acdb"), Pooling("max", (2, 2), (2, 2), (0, 0), (0, 0), (0, 0))
+        node = node_of("pooling", attrs, {"src": TensorType(dims)})
+        dst = MemoryDesc(node.results[0].dims, tag="acdb")
+        return step_of(chosen(OneDnnTarget(), node, {"src": desc, "dst": dst}))
+
+    steps = [pooling(channels) for channels in (100, 116, 96, 132, 20, 24)]
+    counted = []
+    monkeypatch.setattr(selfcheck, "check_node", lambda node, *_: counted.append(node.descs[0].dims[1]))
+    assert check_steps(steps, store) == []
+    assert counted == [100, 96, 132, 20, 24]  # another tail, another power of two, small sizes
+    assert not store.has_passed(primitive_key(steps[1].node))
+    # a wrong one says nothing about its like
+    monkeypatch.setattr(selfcheck, "check_node", lambda *_: 1.0)
+    empty = Store(store.path.with_name("empty.sqlite"))
+    assert len(check_steps(steps[:2], empty)) == 2
 
 
 def test_what_is_its_own_reference_is_passed_over(store):

@@ -1,0 +1,62 @@
+"""Likeness of primitives: sizes that a kernel treats alike.
+
+A kernel's code depends on the tails of its vectors and blocks, and on the rough size of its loops. So of hundreds of
+primitives that differ in channels alone, a check of a few shows as much as one of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from math import gcd
+
+from fmtprop.ir.node import Node
+from fmtprop.layout import FormatKind, MemoryDesc
+from fmtprop.passes.target import candidate_of
+from fmtprop.tuning.identity import describe_result, persistent_text
+
+#: sizes up to the first are alike only if equal; others leave the same tail of vectors and the same divisors of blocks
+_SMALL, _VECTOR, _BLOCK = 32, 16, 64
+
+
+def describe_likeness(node: Node) -> dict[str, object]:
+    """Return what alike nodes share, as plain data: everything that a result depends on, with rough sizes."""
+    choice = candidate_of(node)
+    operands = {name: _likeness_of_desc(desc) for name, desc in choice.operands.items()}
+    post_ops = [[one.op, _likeness_of_attrs(one.attrs.to_json()), one.operand] for one in node.post_ops]
+    return {
+        **describe_result(node, choice),
+        "attrs": _likeness_of_attrs(node.attrs.to_json()),
+        "post_ops": post_ops,
+        "operands": operands,
+        "results": [_likeness_of_desc(desc) for desc in node.descs],
+    }
+
+
+def _likeness_of_attrs(attrs: Mapping[str, object]) -> dict[str, object]:
+    groups = attrs.get("groups")  # as many as channels, in a depthwise convolution
+    return {**attrs, "groups": likeness_of_size(groups)} if isinstance(groups, int) else {**attrs}
+
+
+@lru_cache(maxsize=4096)
+def _likeness_of_desc(desc: MemoryDesc) -> object:
+    if desc.kind is not FormatKind.BLOCKED:
+        return persistent_text(desc)
+    dims, tag = [likeness_of_size(size) for size in desc.dims], desc.tag
+    if tag is not None and not desc.offset0:
+        return [tag, str(desc.dtype), dims]
+    # a part of another tensor steps over the other's sizes
+    steps = [likeness_of_size(size) for size in (*desc.strides, desc.offset0)]
+    blocks = [[block.axis, block.size] for block in desc.inner_blocks]
+    return [str(desc.dtype), dims, [likeness_of_size(size) for size in desc.padded_dims], steps, blocks]
+
+
+def likeness_of_size(size: int) -> int | list[int]:
+    """Return what a size shares with those that kernels treat alike.
+
+    Examples
+    --------
+    >>> likeness_of_size(24), likeness_of_size(100) == likeness_of_size(116), likeness_of_size(96)
+    (24, True, [0, 32, 7])
+    """
+    return size if size <= _SMALL else [size % _VECTOR, gcd(size, _BLOCK), size.bit_length()]
