@@ -326,12 +326,12 @@ def _computable(declaration: OpDef, request: Request) -> bool:
     """Whether oneDNN computes in these data types at all; a reorder also converts integers that it knows.
 
     Where the CPU lacks f16 or bf16, oneDNN copies it number by number: 450 us for 9 600 of them, PyTorch takes 2 to 14.
-    PyTorch knows no blocks.
+    PyTorch knows no blocks, so blocks of one type remain; a conversion is to or from strides, and f32 becomes blocks.
     """
     types = {desc.dtype for desc in request.values()}
     if declaration.name == "reorder":
         is_slow = any(dtype in types and not dnnl.supports(dtype) for dtype in (DataType.BF16, DataType.F16))
-        if is_slow and all(desc.is_plain for desc in request.values()):
+        if is_slow and (len(types) > 1 or all(desc.is_plain for desc in request.values())):
             return False
         return types <= NATIVE_FLOATS or (len(types) == 1 and types <= {DataType.S32, DataType.S8, DataType.U8})
     if any(one.is_workspace for one in (*declaration.operands, *declaration.results)):

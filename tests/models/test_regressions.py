@@ -77,6 +77,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x, w: (F.conv1d(x, w), x.bfloat16(), F.conv1d(x, w, padding=1).half()),
         (torch.randn(2, 8, 14), torch.randn(24, 8, 1)),
     ),
+    "conversions to a type that the CPU lacks and back, between convolutions": (
+        lambda x, w: F.conv2d(F.conv2d(x, w, padding=1).half().float(), w).half() + 1,
+        (torch.randn(2, 16, 9, 8), torch.randn(16, 16, 3, 3)),
+    ),
     "slices beside slices of the batch": (
         lambda x: (x.split([1, 1], 2)[0], x[:, 2:].relu()),
         (torch.randn(3, 8, 2, 1, 7),),

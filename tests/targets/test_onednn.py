@@ -232,6 +232,16 @@ def test_reorders_of_types(target, src, dst, served):
     assert all((offer.operands["src"], offer.results[0]) == tuple(ask.values()) for offer in offers)
 
 
+@pytest.mark.parametrize(
+    ("src", "dst", "served"), [("f16", "f16", True), ("f16", "f32", False), ("f32", "f16", False), ("f32", "f32", True)]
+)
+@pytest.mark.skipif(dnnl.supports("f16"), reason="this CPU has f16")
+def test_blocks_of_a_type_that_the_cpu_lacks_are_not_converted_number_by_number(target, src, dst, served):
+    node = node_of("reorder", Reorder("" if src == dst else dst), {"src": TensorType(IMAGE, src)})
+    ask = {"src": MemoryDesc(IMAGE, src), "dst": MemoryDesc(IMAGE, dst, tag="aBcd8b")}
+    assert bool(list(target.candidates(node, ask))) is served
+
+
 @needs_bf16
 def test_a_product_of_bf16_may_store_f32(target):
     node, formats = convolution(dtype="bf16")
