@@ -295,6 +295,8 @@ def _depends_on_data(error: Exception) -> bool:
 
 
 def _export_failure(module: nn.Module, error: Exception) -> str:
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException
+
     if _depends_on_data(error):
         return (
             f"torch.export cannot export {type(module).__name__}: {_running(module, error)} takes a branch or a size "
@@ -302,6 +304,12 @@ def _export_failure(module: nn.Module, error: Exception) -> str:
             "(torch.export.draft_export lists every obstacle)"
         )
     where = _running(module, error)
+    if isinstance(error, DynamicOutputShapeException):
+        return (
+            f"torch.export cannot export {type(module).__name__}: the shapes of {error.func}'s results are known only "
+            f"from numbers (PyTorch has no rule for these), in {where}; call it outside of the module, or compile by "
+            'torch.compile(model, backend="fmtprop"), which leaves it to PyTorch'
+        )
     failure = f"torch.export cannot export {type(module).__name__}: {_first_lines(error)}\n  in {where}\n"
     if any(phrase in str(error) for phrase in ("not a known type", "Unsupported input type")):
         return (

@@ -470,6 +470,10 @@ REFUSED = {
         Function(lambda x: x.narrow(0, x.sum().long(), 1)),
         r"cannot export Function: .* takes a branch or a size from a tensor's values",
     ),
+    "shapes by numbers": (
+        Function(lambda x: F.ctc_loss(x[:, None].log_softmax(-1), torch.ones(1, 1, dtype=torch.long), [len(x)], [1])),
+        r"aten._ctc_loss.default's results .* outside of the module, or .* torch.compile\(model, backend=\"fmtprop\"",
+    ),
     "random": (Function(lambda x: x + torch.rand_like(x)), "aten.rand_like.default draws random numbers"),
     "item": (Function(lambda x: x * x.sum().item()), "turns a tensor into a Python number"),
     "nonzero": (Function(lambda x: x[x > 0]), "shapes must be static"),
