@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 
 from fmtprop.frontends.state import attributes_kept
 
@@ -26,9 +27,19 @@ def with_derivatives(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str
     def run(state: dict[str, torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return functional_call(module, state, args, kwargs)
 
-    trace = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)
     with attributes_kept(module), torch.enable_grad():
-        calls = trace(_state(module), tuple(args), dict(kwargs))
+        given = (_state(module), tuple(args), dict(kwargs))
+        try:
+            calls = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
+            is_mixed = any(str(node.kwargs.get("device")) == "meta" for node in calls.graph.nodes)
+        except RuntimeError as error:
+            is_mixed = "devices" in str(error)
+            if not is_mixed:
+                raise
+        if is_mixed:  # in some forward derivatives, PyTorch mixes tensors without data up with those of device "meta"
+            calls = make_fx(run)(*pytree.tree_map_only(torch.Tensor, torch.clone, given))
+    for name, made in list(calls.named_buffers()):
+        setattr(calls, name, made.detach())  # numbers that PyTorch made meanwhile: they are constants of the graph
     return lambda *args, **kwargs: calls(_state(module), args, kwargs)
 
 

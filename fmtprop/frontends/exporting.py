@@ -46,9 +46,12 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 #: with examples of size 1 for dynamic sizes, which PyTorch fixes otherwise)
 _ATTEMPTS = ((False, False), (False, True), (True, False))
 
-#: torch.export's warning of assigned attributes, if all of them are lists of weights of recurrent layers
-_RECURRENT_WEIGHTS = (
-    r"The tensor attributes? (self(\.\w+)*\._flat_weights\[\d+\](, )?)+ (was|were) assigned during export"
+#: warnings on which no user can act: all assigned attributes are lists of weights of recurrent layers; the others are
+#: of PyTorch's own formulas of forward derivatives
+_WARNINGS = (
+    r"The tensor attributes? (self(\.\w+)*\._flat_weights\[\d+\](, )?)+ (was|were) assigned during export",
+    r"The \.grad attribute of a Tensor that is not a leaf Tensor is being accessed",
+    r"`torch.jit.script` is deprecated",
 )
 
 
@@ -126,8 +129,8 @@ def export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dynam
     args, kwargs = _separated(args), _separated(kwargs)
     named = _with_names(module, args, kwargs, dynamic_shapes)
     with _eval_mode(module), torch.no_grad(), held_back(), warnings.catch_warnings(), named as dynamic_shapes:
-        # PyTorch's recurrent layers assign the list of their own parameters: nothing that a user could change
-        warnings.filterwarnings("ignore", _RECURRENT_WEIGHTS, UserWarning)
+        for text in _WARNINGS:
+            warnings.filterwarnings("ignore", text)
         state = set[str]()
         with attributes_kept(module) as changed:
             program = _exported(module, args, kwargs, dynamic_shapes, lambda *_: state.update(changed()))
@@ -144,19 +147,38 @@ def _exported(
     for strict, ones_are_sizes in _ATTEMPTS:
         if ones_are_sizes and dynamic_shapes is None:
             continue
+        if strict and dynamic_shapes is None and not _depends_on_data(failures[0]):
+            with suppress(Exception):
+                return _exported_with_derivatives(module, args, kwargs, after)
         watched = nullcontext() if strict else module.register_forward_hook(after)
         data = nullcontext() if strict else _Unseen()
         sizes = symbolic_shapes.patch(backed_size_oblivious=ones_are_sizes)  # type: ignore[attr-defined]
         try:
             with sizes, data, watched:
-                return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
+                program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
         except Exception as error:  # the exporter runs the user's code: it raises anything
             failures.append(error)
-    if dynamic_shapes is None and not _depends_on_data(failures[0]):
-        watched = module.register_forward_hook(after)
-        with suppress(Exception), watched, _forward(module, with_derivatives(module, args, kwargs)):
-            return torch.export.export(module, args, kwargs, strict=False)
+            continue
+        if dynamic_shapes is None and _has_transforms(program):
+            with suppress(Exception):
+                return _exported_with_derivatives(module, args, kwargs, after)
+        return program
     raise ImportModelError(_export_failure(module, failures[0])) from failures[0]
+
+
+def _exported_with_derivatives(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], after: Callable[..., None]
+) -> ExportedProgram:
+    with module.register_forward_hook(after), _forward(module, with_derivatives(module, args, kwargs)):
+        return torch.export.export(module, args, kwargs, strict=False)
+
+
+def _has_transforms(program: ExportedProgram) -> bool:
+    """Return whether a program has calls of transforms, which are none of tensors, or lost all its results."""
+    functions = (node.target for node in program.graph.nodes if node.op == "call_function")
+    results = program.graph_signature.output_specs
+    are_none = all(getattr(one.arg, "value", one) is None for one in results)
+    return are_none or any(getattr(one, "__module__", "").startswith("torch._functorch") for one in functions)
 
 
 class _Unseen(TorchFunctionMode):

@@ -42,7 +42,56 @@ class Residual(nn.Module):
         return torch.func.vmap(value)(points) * slopes[:, 0] + slopes[:, 1]
 
 
-@pytest.mark.parametrize(("model", "size", "kwargs"), [(Potential, (5, 3), {"factor": 3.0}), (Residual, (7, 2), {})])
+class Divergence(Potential):
+    """Derivatives in forward mode, with a number of PyTorch's between."""
+
+    def forward(self, places):
+        slopes = torch.func.vmap(torch.func.jacfwd(lambda place: self.net(place) * self.scale))(places)
+        return slopes.sum((1, 2))
+
+
+class Laplacian(Residual):
+    """The trace of a Hessian, behind a normalization."""
+
+    def __init__(self):
+        super().__init__()
+        self.net.insert(2, nn.LayerNorm(8))
+
+    def forward(self, points):
+        curvature = torch.func.vmap(torch.func.hessian(lambda point: self.net(point).squeeze(-1)))(points)
+        return curvature.diagonal(dim1=1, dim2=2).sum(1)
+
+
+class Direction(nn.Module):
+    """How attention changes along a direction: torch.export leaves calls of the transform in its program."""
+
+    def forward(self, x):
+        def value(x):
+            return nn.functional.scaled_dot_product_attention(x, x, x)
+
+        return torch.func.jvp(value, (x,), (torch.ones_like(x),))[1]
+
+
+class Dual(Residual):
+    """Dual numbers: torch.export's program has no result."""
+
+    def forward(self, points):
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(points, torch.ones_like(points))
+            return torch.autograd.forward_ad.unpack_dual(self.net(dual)).tangent
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "kwargs"),
+    [
+        (Potential, (5, 3), {"factor": 3.0}),
+        (Residual, (7, 2), {}),
+        (Divergence, (5, 3), {}),
+        (Laplacian, (7, 2), {}),
+        (Direction, (2, 5, 8), {}),
+        (Dual, (7, 2), {}),
+    ],
+)
 def test_derivatives_are_calls_of_the_graph(model, size, kwargs):
     module = model().eval()
     before = dict(vars(module))
