@@ -14,7 +14,7 @@ from ctypes import Array, c_int64
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from fmtprop.dnnl import _abi
 from fmtprop.dnnl._abi import Arg
@@ -218,13 +218,17 @@ def c_call(problem: Problem) -> tuple[str, list[Any]]:
         if getattr(problem, name) is not None:
             taken = ", ".join(spec_of(problem.kind, problem.prop).operands)
             raise InputError(f"{problem.kind} ({problem.prop}) takes no operand {name}; it takes {taken}")
-    if problem.kind == "inner_product":
+    if problem.kind in _NEEDING_EACH_ELEMENT:
         _check_repeats(problem)
     return function, [read(problem) for read in readers]
 
 
+#: kinds that take the strides of their operands for sizes: a stride of 0 would end the process
+_NEEDING_EACH_ELEMENT: Final = frozenset({"inner_product", "vanilla_rnn", "lstm", "gru", "lbr_gru"})
+
+
 def _check_repeats(problem: Problem) -> None:
-    """Refuse operands with one element in several places: oneDNN divides by strides, so the process would end."""
+    """Refuse operands with one element in several places."""
     operands = ((name, getattr(problem, name, None)) for name in spec_of(problem.kind, problem.prop).operands)
     for name, native in operands:
         desc = None if native is None else native.desc

@@ -63,6 +63,21 @@ def test_an_inner_product_reads_no_element_twice(strides: tuple[int, int]) -> No
         dnnl.create(dnnl.InnerProduct(src=src, weights=any_of((32, 36)), dst=any_of((4, 32))))
 
 
+def test_a_recurrent_layer_reads_no_element_twice() -> None:
+    """oneDNN would refuse some when they run; others end the process."""
+    src = dnnl.NativeDesc.from_desc(MemoryDesc((3, 2, 24), "f32", strides=(0, 0, 1)))
+    layer = dnnl.LbrGru(
+        src_layer=src,
+        weights_layer=any_of((1, 1, 24, 3, 5)),
+        weights_iter=any_of((1, 1, 5, 3, 5)),
+        bias=any_of((1, 1, 4, 5)),
+        dst_layer=any_of((3, 2, 5)),
+        direction="unidirectional_left2right",
+    )
+    with pytest.raises(UnsupportedOpError, match=r"src_layer is f32\[3,2,24\]:\S+, which repeats elements"):
+        dnnl.create(layer)
+
+
 def test_unknown_names() -> None:
     with pytest.raises(UnsupportedOpError, match=r"no propagation kind 'inference'; known: .*forward_inference"):
         convolution(prop="inference")

@@ -156,3 +156,17 @@ def test_sizes_are_checked(changes, message):
         LSTM.infer(Recurrent(), types)
     with pytest.raises(ShapeError, match="activation of a recurrent layer is 'gelu'"):
         Recurrent(activation="gelu")
+
+
+@pytest.mark.parametrize("kind", OPS)
+@pytest.mark.parametrize("policy", ["naive", "propagate", "optimal"])
+def test_sources_that_repeat_elements_are_copied(kind, policy):
+    class Repeated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer(kind)
+
+        def forward(self, x):
+            return self.layer(x.expand(3, 2, 7))[0]
+
+    check(Repeated().eval(), (torch.randn(2, 7),), policy=policy)
