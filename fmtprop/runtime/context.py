@@ -6,12 +6,11 @@ A context serves one run at a time; concurrent runs of a plan use one each and s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from math import inf
 from time import perf_counter
 
 import torch
-from torch._C._dynamo import guards
 
 from fmtprop import dnnl
 from fmtprop.errors import PlanError
@@ -20,16 +19,14 @@ from fmtprop.ir.ports import result_names
 from fmtprop.jit import Call, CallList, no_code
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.boundary import Endpoint, write_out
-from fmtprop.runtime.direct import Run, Source, read_tensors
+from fmtprop.runtime.direct import Run, generated, read_tensors
+from fmtprop.runtime.output import Output
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step, Turn
 from fmtprop.targets.bound import NOTHING, SCRATCHPAD, Bound, Memory, Place, PythonCalls, Stream, as_planned
 from fmtprop.targets.memory import HUGE_PAGE_NBYTES, huge_bytes, view
 
 #: buffers with another tensor in each run
 _PASSING = (Home.INPUT, Home.OUTPUT, Home.TENSOR)
-
-#: the allocator of a dense tensor on the CPU, for any default device of the caller, in half of the dispatcher's time
-_empty_strided: Callable[..., torch.Tensor] = guards._empty_strided_cpu  # type: ignore[attr-defined]
 
 
 class Context:
@@ -263,7 +260,7 @@ class Context:
         self,
         memories: Sequence[Memory | None],
         inputs: Sequence[torch.Tensor],
-        outputs: Sequence[_Output],
+        outputs: Sequence[Output],
         out: Sequence[torch.Tensor] | None = None,
     ) -> None:
         """Point the external memories at this run's tensors."""
@@ -279,7 +276,7 @@ class Context:
             if output.is_written:
                 output.memory.put(tensor if output.takes(tensor) else output.new())
 
-    def _results(self, outputs: Sequence[_Output], out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
+    def _results(self, outputs: Sequence[Output], out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
         results = []
         for index, output in enumerate(outputs):
             result = output.memory.tensor if output.is_written else output.place.tensor()
@@ -306,27 +303,7 @@ class Context:
         """Return a function that does the same as a run without tensors for the results."""
         if self._is_asynchronous or any(buffer.home is Home.TENSOR for buffer in self.plan.buffers):
             return Context.planned
-        source, put = Source(), self._read_elsewhere()
-        names = [f"x{i}" for i in range(len(self._inputs))]
-        source.line(f"{''.join(f'{name}, ' for name in names) or '()'} = inputs")
-        for name, memory in zip(names, self._inputs, strict=True):
-            if memory is not None:
-                source.bind(name, memory, is_put=memory in put)
-        for i, output in enumerate(self._outputs):
-            if output.is_written:
-                source.line(f"y{i} = {source.constant(_empty_strided)}({', '.join(map(source.constant, output.like))})")
-                source.bind(f"y{i}", output.memory, is_put=output.memory in put)
-        for calls in self._halves:
-            for call in calls:
-                if isinstance(call[0], PythonCalls):
-                    for node, function in call[0].pairs:
-                        source.python(node, function)
-                else:
-                    source.native(call)
-        for i, output in enumerate(self._outputs):
-            if not output.is_written:
-                source.line(f"y{i} = {source.constant(output)}.copied()")
-        return source.run(f"y{i}" for i in range(len(self._outputs)))
+        return generated(self._inputs, self._outputs, chain(*self._halves), self._read_elsewhere())
 
     def _read_elsewhere(self) -> set[Memory]:
         """Return the memories of the caller's tensors that a Python call reads in another way than by its arguments."""
@@ -339,13 +316,13 @@ class Context:
                     found.add(memory)
         return found
 
-    def _output(self, name: str, access: Access) -> _Output:
+    def _output(self, name: str, access: Access) -> Output:
         place, buffer = self._place(access), self.plan.buffers[access.buffer]
         alone = sum(other.buffer == access.buffer for _, other in self.plan.outputs) == 1
         # it may be a view, of all numbers
         whole = place.is_whole or (access.desc.is_packed and access.desc.nbytes == buffer.nbytes)
         is_made = buffer.home is Home.TENSOR and whole and alone
-        return _Output(Endpoint(name, access.desc), place, buffer.home is Home.OUTPUT, is_made)
+        return Output(Endpoint(name, access.desc), place, buffer.home is Home.OUTPUT, is_made)
 
     def _bound(self, step: Step, index: int) -> Bound:
         places = {name: self._place(access) for name, access in step.operands.items()}
@@ -396,42 +373,3 @@ def _of_backward(plan: Plan) -> set[int]:
     steps = plan.steps[plan.turn.step :]
     found = {access.buffer for step in steps for access in (*step.operands.values(), *step.results)}
     return found | {access.buffer for _, access in plan.outputs[plan.turn.output :]}
-
-
-class _Output:
-    """An output of a run: how its tensor is made, and whether the plan writes to it directly.
-
-    Parameters
-    ----------
-    endpoint : Endpoint
-        Format and properties of the tensor.
-    place : Place
-        Position of the result in the plan's memory.
-    is_written : bool
-        Whether the plan writes the result to the caller's tensor.
-    is_made : bool
-        Whether a step makes the tensor, and nothing else uses it.
-    """
-
-    __slots__ = ("endpoint", "is_made", "is_written", "like", "memory", "place")
-
-    def __init__(self, endpoint: Endpoint, place: Place, is_written: bool, is_made: bool) -> None:
-        self.endpoint, self.place, self.is_written, self.is_made = endpoint, place, is_written, is_made
-        self.memory = place.memory
-        #: the arguments of an allocation
-        self.like = endpoint.dims, endpoint.strides, endpoint.dtype
-
-    def new(self) -> torch.Tensor:
-        """Return a new tensor for the result."""
-        return _empty_strided(*self.like)
-
-    def takes(self, tensor: torch.Tensor) -> bool:
-        """Whether a run can write the result straight to a tensor of the caller's."""
-        return self.endpoint.holds(tensor) and (torch.is_inference_mode_enabled() or not tensor.is_inference())
-
-    def copied(self) -> torch.Tensor:
-        """Return a new tensor with a copy of the result."""
-        result = self.place.tensor()
-        if result.layout is not torch.strided:
-            return result.clone()
-        return self.new().copy_(result)  # a clone would remove gaps between elements

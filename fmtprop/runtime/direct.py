@@ -6,7 +6,7 @@ themselves. The source has only numbered names, none of the plan's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -15,7 +15,8 @@ import torch
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.node import Node
 from fmtprop.jit import Call
-from fmtprop.targets.bound import REFUSED, Memory, failed
+from fmtprop.runtime.output import Output, empty_strided
+from fmtprop.targets.bound import REFUSED, Memory, PythonCalls, failed
 
 #: a run: its context and checked inputs -> results
 Run = Callable[[Any, Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -42,7 +43,45 @@ _TAIL = """
 """
 
 
-class Source:
+def generated(
+    inputs: Sequence[Memory | None], outputs: Sequence[Output], calls: Iterable[Call], put: Container[Memory]
+) -> Run:
+    """Return a run of calls.
+
+    Parameters
+    ----------
+    inputs : sequence of Memory or None
+        Memory of each input; None for one that no call reads.
+    outputs : sequence of Output
+        The outputs.
+    calls : iterable of Call
+        All calls, in order.
+    put : container of Memory
+        Those that a Python call reads in another way than by its arguments.
+    """
+    source = _Source()
+    names = [f"x{i}" for i in range(len(inputs))]
+    source.line(f"{''.join(f'{name}, ' for name in names) or '()'} = inputs")
+    for name, memory in zip(names, inputs, strict=True):
+        if memory is not None:
+            source.bind(name, memory, is_put=memory in put)
+    for i, output in enumerate(outputs):
+        if output.is_written:
+            source.line(f"y{i} = {source.constant(empty_strided)}({', '.join(map(source.constant, output.like))})")
+            source.bind(f"y{i}", output.memory, is_put=output.memory in put)
+    for call in calls:
+        if isinstance(call[0], PythonCalls):
+            for node, function in call[0].pairs:
+                source.python(node, function)
+        else:
+            source.native(call)
+    for i, output in enumerate(outputs):
+        if not output.is_written:
+            source.line(f"y{i} = {source.constant(output)}.copied()")
+    return source.run(f"y{i}" for i in range(len(outputs)))
+
+
+class _Source:
     """The source of a run under construction."""
 
     def __init__(self) -> None:

@@ -129,7 +129,7 @@ def test_any_strides_take_results(two, make):
 def written_directly(net: fp.CompiledModel, out: torch.Tensor, monkeypatch) -> bool:
     """Whether a run makes no tensor of its own for the (only) result."""
     made = []
-    monkeypatch.setattr("fmtprop.runtime.context._Output.new", lambda self: made.append(1) or torch.empty_like(out))
+    monkeypatch.setattr("fmtprop.runtime.context.Output.new", lambda self: made.append(1) or torch.empty_like(out))
     net(torch.ones(1, 16, 8, 8), out=out)
     return not made
 

@@ -1,0 +1,53 @@
+"""An output of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch._C._dynamo import guards
+
+from fmtprop.runtime.boundary import Endpoint
+from fmtprop.targets.bound import Place
+
+#: the allocator of a dense tensor on the CPU, for any default device of the caller, in half of the dispatcher's time
+empty_strided: Callable[..., torch.Tensor] = guards._empty_strided_cpu  # type: ignore[attr-defined]
+
+
+class Output:
+    """How the tensor of an output is made, and whether the plan writes to it directly.
+
+    Parameters
+    ----------
+    endpoint : Endpoint
+        Format and properties of the tensor.
+    place : Place
+        Position of the result in the plan's memory.
+    is_written : bool
+        Whether the plan writes the result to the caller's tensor.
+    is_made : bool
+        Whether a step makes the tensor, and nothing else uses it.
+    """
+
+    __slots__ = ("endpoint", "is_made", "is_written", "like", "memory", "place")
+
+    def __init__(self, endpoint: Endpoint, place: Place, is_written: bool, is_made: bool) -> None:
+        self.endpoint, self.place, self.is_written, self.is_made = endpoint, place, is_written, is_made
+        self.memory = place.memory
+        #: the arguments of an allocation
+        self.like = endpoint.dims, endpoint.strides, endpoint.dtype
+
+    def new(self) -> torch.Tensor:
+        """Return a new tensor for the result."""
+        return empty_strided(*self.like)
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """Whether a run can write the result straight to a tensor of the caller's."""
+        return self.endpoint.holds(tensor) and (torch.is_inference_mode_enabled() or not tensor.is_inference())
+
+    def copied(self) -> torch.Tensor:
+        """Return a new tensor with a copy of the result."""
+        result = self.place.tensor()
+        if result.layout is not torch.strided:
+            return result.clone()
+        return self.new().copy_(result)  # a clone would remove gaps between elements
