@@ -225,7 +225,8 @@ class TunedCosts:
         self, work: Sequence[tuple[Node, Candidate]], reorders: Sequence[tuple[MemoryDesc, MemoryDesc]]
     ) -> None:
         """Look up figures, and measure missing ones if `tune` says so: first those with the largest share of time."""
-        if self.tune == "model" or (self.tune not in MEASURING and not self.store.has_figures(besides=keys_of_peaks())):
+        peaks_alone = self.tune not in MEASURING and not self.store.has_figures(besides=keys_of_peaks().values())
+        if self.tune == "model" or peaks_alone:
             self._asked |= {identity_of(*way) for way in work if _costs_time(*way)}
             self._asked |= {pair for pair in reorders if self.model.reorder(*pair)}
             self.tuning = Tuning(modelled=len(self._asked))

@@ -20,6 +20,7 @@ from fmtprop.tuning import costs as costs_module
 from fmtprop.tuning.costs import disturbance
 from fmtprop.tuning.identity import describe, describe_reorder, identity_of
 from fmtprop.tuning.measure import Bench
+from fmtprop.tuning.peaks import keys_of_peaks
 from tests.tuning.test_measure import ways
 
 WEIGHTS = 1 << 20
@@ -73,7 +74,7 @@ def test_the_model_measures_nothing(store: Store, work: Work, no_measuring: None
 def test_without_figures_of_nodes_no_keys_are_made(
     store: Store, work: Work, no_measuring: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    costs_module.peaks(store)
+    store.add_figures(dict.fromkeys(keys_of_peaks().values(), 1e9))
     monkeypatch.setattr(costs_module, "describe", None)  # calling it now fails
     costs = costs_for("auto", weights_nbytes=WEIGHTS, store=store)
     costs.prepare(work, [(PLAIN, LAST), (PLAIN, PLAIN)])
