@@ -10,6 +10,9 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+#: whether the program had frozen objects once; to count them takes as long as a pass over them
+_has_frozen = False
+
 
 @contextmanager
 def paused() -> Iterator[None]:
@@ -22,7 +25,9 @@ def paused() -> Iterator[None]:
         yield
         return
     gc.disable()
-    aside = gc.get_freeze_count() == 0  # the caller's own frozen objects stay frozen
+    global _has_frozen
+    _has_frozen = _has_frozen or gc.get_freeze_count() > 0
+    aside = not _has_frozen  # the caller's own frozen objects stay frozen
     if aside:
         gc.freeze()
     try:
