@@ -53,15 +53,17 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | Non
     Returns
     -------
     torch.Tensor
-        The operand's dimensions, filled with multiples of 1/4 between -2 and 2 (positive ones for a logarithm, a
-        divisor or a variance), or with integers. Their sums are exact in f32 at these sizes. An op may have them scaled
-        (:attr:`~fmtprop.ir.op.OpDef.factor`).
+        The operand's dimensions, filled with multiples of 1/4 between -2 and 2, or with integers. They are positive for
+        a divisor, a variance, a root or a logarithm, also if one of the latter is a post-op. Their sums are exact in
+        f32 at these sizes. An op may have them scaled (:attr:`~fmtprop.ir.op.OpDef.factor`).
     """
     one = port(node, name)
     op, attrs = (node.op, node.attrs) if one.post_op is None else (one.post_op.op, one.post_op.attrs)
     # whole numbers may be divisors
     host = not desc.dtype.is_floating and opdef(node.op).category is Category.HOST
-    positive = host or one.declared.name in opdef(op).positive(attrs)
+    # a result near zero would lose its digits in a root or a logarithm that follows
+    steep = any(post_op.op == "eltwise" and opdef("eltwise").positive(post_op.attrs) for post_op in node.post_ops)
+    positive = host or (steep and one.post_op is None) or one.declared.name in opdef(op).positive(attrs)
     single = desc.dims
     if desc.has_broadcast:  # along such an axis all elements share one position, thus one number
         single = tuple(1 if stride == 0 else size for size, stride in zip(desc.dims, desc.strides, strict=True))

@@ -105,7 +105,8 @@ def test_converse() -> None:
         converse({"early": prepare_absent}, rounds=1)  # type: ignore[dict-item]
 
 
-def test_call_in_process() -> None:
+def test_call_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # here in a new process, as benchmarks are
     assert call_in_process("elsewhere", os.getpid) != os.getpid()
     with pytest.raises(FmtpropError, match=r"^thing: no such thing$"):
         call_in_process("thing", refuse)

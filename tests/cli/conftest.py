@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.forks import forked_contenders as forked_contenders
 from tests.threads import torch_threads
 
 

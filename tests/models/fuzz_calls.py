@@ -515,6 +515,8 @@ def in_place(d: Draw) -> object:
         return x.select(-1, 0).add_(1.0)
 
     def filled(x: torch.Tensor) -> torch.Tensor:
+        repeated = any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True))
+        x = x.clone() if repeated else x  # PyTorch warns of the others
         return x.masked_fill_(x > 0.5, -1.0)
 
     text = ("half_(x[..., 1:])", "assign_(x[..., ::2])", "select_(x, 0).add_", "masked_fill_(x)")

@@ -247,3 +247,20 @@ def test_verify_off_checks_nothing(monkeypatch):
 def test_a_mismatch_without_a_choice_still_prints():
     node, _ = convolution()
     assert str(Mismatch(node, 0.5, "benchdnn --conv")).startswith("node conv_1 (convolution): ? is off by 5.0e-01")
+
+
+@pytest.mark.parametrize(("after", "lowest"), [(torch.relu, -2.0), (lambda x: x.abs().sqrt(), 0.25)])
+def test_numbers_before_a_root_are_positive(after, lowest):
+    """Results near zero would lose their digits in it."""
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(16, 16, 3)
+
+        def forward(self, x):
+            return after(self.conv(x))
+
+    net = fp.compile(Net(), torch.randn(1, 16, 9, 9), tune="model", confirm=False)
+    (node,) = [step.node for step in net.plan.steps if step.node.op == "convolution"]
+    assert node.post_ops and float(small_numbers(node, "src", MemoryDesc((1, 16, 9, 9), "f32")).min()) == lowest
