@@ -94,6 +94,11 @@ class Dual(Residual):
 )
 def test_derivatives_are_calls_of_the_graph(model, size, kwargs):
     module = model().eval()
+    if model is Direction:
+        try:
+            module(torch.randn(size))
+        except NotImplementedError as error:  # torch 2.14
+            pytest.skip(str(error))
     before = dict(vars(module))
     net = fp.compile(module, torch.randn(size), kwargs=kwargs)
     assert vars(module) == before
