@@ -20,7 +20,7 @@ _SMALL, _VECTOR, _BLOCK = 32, 16, 64
 
 
 def describe_likeness(node: Node) -> dict[str, object]:
-    """Return what alike nodes share, as plain data: everything that a result depends on, with rough sizes."""
+    """Return the properties that alike nodes share, as plain data: those that a result depends on, with rough sizes."""
     choice = candidate_of(node)
     operands = {name: _likeness_of_desc(desc) for name, desc in choice.operands.items()}
     post_ops = [[one.op, _likeness_of_attrs(one.attrs.to_json()), one.operand] for one in node.post_ops]
@@ -52,7 +52,7 @@ def _likeness_of_desc(desc: MemoryDesc) -> object:
 
 
 def likeness_of_size(size: int) -> int | list[int]:
-    """Return what a size shares with those that kernels treat alike.
+    """Return the properties that a size shares with those that kernels treat alike.
 
     Examples
     --------

@@ -6,9 +6,10 @@ nodes are ordered, buffered or run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from typing import TypeVar
 
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError, FormatError, GraphError, ShapeError, UnsupportedOpError
@@ -38,6 +39,8 @@ _IMPLEMENTATIONS = 3
 
 #: statuses by which oneDNN declines, as opposed to failing
 _DECLINED = frozenset({"unimplemented", "invalid_arguments"})
+
+_T = TypeVar("_T")
 
 
 class OneDnnTarget(Provider):
@@ -166,16 +169,13 @@ class OneDnnTarget(Provider):
 
     def _natives(self, node: Node, request: Request) -> tuple[dict[str, dnnl.NativeDesc], dnnl.PrimitiveAttr] | None:
         """Return a request's descriptors, and the attributes; None if oneDNN cannot express one of them."""
-        try:
+
+        def made() -> tuple[dict[str, dnnl.NativeDesc], dnnl.PrimitiveAttr]:
             # a slice is told by its pointer: some implementations ignore offset0, others refuse or are slow with it
             natives = {name: dnnl.NativeDesc.from_desc(desc.at_start()) for name, desc in request.items()}
             return natives, self._attributes(node, natives)
-        except (FormatError, ShapeError, UnsupportedOpError):
-            return None
-        except DnnlError as error:
-            if error.status not in _DECLINED:
-                raise
-            return None
+
+        return _unless_declined(made)
 
     def _attributes(self, node: Node, natives: Mapping[str, dnnl.NativeDesc]) -> dnnl.PrimitiveAttr:
         if any(post_op.operands for post_op in node.post_ops):
@@ -264,8 +264,13 @@ def _lower(
     node: Node, primitive: Primitive, natives: Mapping[str, dnnl.NativeDesc], attr: dnnl.PrimitiveAttr
 ) -> Lowering | None:
     """Return the primitive's descriptors for a request; None if it or oneDNN declines."""
+    return _unless_declined(lambda: primitive(node.attrs, natives, attr))
+
+
+def _unless_declined(make: Callable[[], _T | None]) -> _T | None:
+    """Return the result of a function; None if the project or oneDNN declines a description in it."""
     try:
-        return primitive(node.attrs, natives, attr)
+        return make()
     except (FormatError, ShapeError, UnsupportedOpError):
         return None
     except DnnlError as error:

@@ -41,8 +41,9 @@ class PlainCalls:
         """Keep the situation of this thread's last call if PyTorch ran it as it was written."""
         if self._now.is_plain:
             self._now.is_plain = False
-            self.known.add(self._situation(args, kwargs))
-            self.known.discard(None)
+            if len(self.known) < _MOST_KNOWN:  # an argument may be another number in each call
+                self.known.add(self._situation(args, kwargs))
+                self.known.discard(None)
 
     def tell(self) -> None:
         """Say that PyTorch ran this thread's present call as it was written."""
@@ -68,6 +69,9 @@ class _Now(threading.local):
 
     is_plain = False
 
+
+#: most situations that are kept
+_MOST_KNOWN = 64
 
 _NUMBERS = frozenset({type(None), bool, int, float, str})
 

@@ -16,6 +16,7 @@ from fmtprop import dnnl
 from fmtprop.api import Options, Tune
 from fmtprop.targets import memory
 from fmtprop.training import rival
+from fmtprop.training.plain import PlainCalls
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -223,3 +224,12 @@ def test_calls_that_pytorch_runs_need_no_capture(decided, monkeypatch):
     with torch.no_grad():
         net(x)
     assert len(net.evaluations) == 1
+
+
+def test_few_situations_of_plain_calls_are_kept():
+    """A number among the arguments may be another one in each call."""
+    calls = PlainCalls(nn.Linear(2, 2))
+    for step in range(1000):
+        calls.tell()
+        calls.learn((torch.ones(1, 2), step), {})
+    assert len(calls.known) == 64 and calls.has((torch.ones(1, 2), 0), {})
