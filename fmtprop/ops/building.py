@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
@@ -193,9 +193,46 @@ def lowering(pd: PrimitiveDesc, names: Iterable[str]) -> Lowering:
     return Lowering(pd, resolve)
 
 
-def copied(place: torch.Tensor, function: Callable[..., torch.Tensor], *args: object) -> None:
-    """Call a function of PyTorch that cannot write to given memory, and copy its result there."""
-    place.copy_(function(*args))
+def several(made: torch.Tensor | Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return the results of a call of PyTorch's, which returns a single one as it is."""
+    return (made,) if isinstance(made, torch.Tensor) else made
+
+
+class Copying:
+    """A call of a function that cannot write to given memory, and copies of its results to their places.
+
+    A step may also make the call alone and keep the results.
+
+    Parameters
+    ----------
+    call : functools.partial
+        The call.
+    places : sequence of torch.Tensor or None
+        The place of each result; None for one without readers.
+    may_share : bool
+        Whether a result may share memory with an argument.
+    """
+
+    __slots__ = ("call", "may_share", "places")
+
+    def __init__(self, call: partial[Any], places: Sequence[torch.Tensor | None], *, may_share: bool = False) -> None:
+        self.call, self.places, self.may_share = call, places, may_share
+
+    def __call__(self) -> None:
+        """Make the call and the copies.
+
+        Raises
+        ------
+        UnsupportedOpError
+            A result has another shape than its place.
+        """
+        for place, value in zip(self.places, several(self.call()), strict=True):
+            if place is None:
+                continue
+            if value.shape != place.shape:
+                shapes = f"{tuple(value.shape)}, not {tuple(place.shape)}"
+                raise UnsupportedOpError(f"{self.call.func}: its result has shape {shapes}")
+            place.copy_(value)
 
 
 def only(types: Mapping[str, TensorType], *names: str) -> tuple[TensorType, ...]:

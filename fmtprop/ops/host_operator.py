@@ -15,7 +15,7 @@ import torch
 from fmtprop.errors import FmtpropError, GraphError, UnsupportedOpError
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.types import TensorType
-from fmtprop.ops.building import Ready, Tensors
+from fmtprop.ops.building import Copying, Ready, Tensors
 from fmtprop.ops.host_call import CallOperand, HostCall, Prepared, arguments_of, prepare
 from fmtprop.ops.without_data import result_of
 
@@ -135,18 +135,14 @@ def operator(attrs: HostCall, tensors: Tensors, results: Sequence[torch.Tensor |
             return _writing(trial.binding, *names, args, kwargs, given)
     if any(str(result.real_type) != "Tensor" for result in prepared.function._schema.returns):
         return None
-    return partial(_copied, partial(trial.binding or prepared.function, *args, **kwargs), places)
+    call = partial(trial.binding or prepared.function, *args, **kwargs)
+    return Copying(call, places, may_share=_is_composite(prepared.function))
 
 
-def _copied(call: partial[Any], places: Sequence[torch.Tensor | None]) -> None:
-    values = call()
-    for place, value in zip(places, values if len(places) > 1 else (values,), strict=True):
-        if place is None:
-            continue
-        if value.shape != place.shape:
-            shapes = f"{tuple(value.shape)}, not {tuple(place.shape)}"
-            raise UnsupportedOpError(f"{call.func}: its result has shape {shapes}")
-        place.copy_(value)
+@lru_cache(maxsize=1024)
+def _is_composite(function: Any) -> bool:
+    """Return whether a function calls others, of which the result may be a view of an argument."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd"))
 
 
 def _gradient_of_table(

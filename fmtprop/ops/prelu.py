@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +19,7 @@ from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operan
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
-from fmtprop.ops.building import Ready, Tensors, check_alike, create, is_native, lowering, only, primitive_of
+from fmtprop.ops.building import Copying, Ready, Tensors, check_alike, create, is_native, lowering, only, primitive_of
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.view_attrs import reshaped
 
@@ -61,9 +62,9 @@ def reference(attrs: Prelu, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.
 
 
 def operator(attrs: Prelu, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
-    """Return PyTorch's operator for it; its result is copied."""
+    """Return PyTorch's operator for it, and a copy of its result."""
     src, weights = tensors["src"], tensors["weights"]
-    return lambda: results[0].copy_(torch._prelu_kernel(src, weights))
+    return Copying(partial(torch._prelu_kernel, src, weights), results)
 
 
 def infer_backward(attrs: Prelu, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:

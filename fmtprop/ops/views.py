@@ -19,7 +19,7 @@ from fmtprop.ir.node import Attrs
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
-from fmtprop.ops.building import Ready, Tensors, copied
+from fmtprop.ops.building import Copying, Ready, Tensors
 from fmtprop.ops.view_attrs import Expand, Permute, Reshape, Slice
 from fmtprop.ops.view_importers import EXPAND_IMPORTERS, PERMUTE_IMPORTERS, RESHAPE_IMPORTERS, SLICE_IMPORTERS
 
@@ -93,11 +93,12 @@ def reference_slice(attrs: Slice, tensors: Mapping[str, torch.Tensor]) -> tuple[
 
 
 def operator_slice(attrs: Slice, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
-    """Return a call of PyTorch's operators whose result is copied to a tensor."""
+    """Return a call of PyTorch's operators, and a copy of its result."""
     (window, backwards), src, dst = _window(attrs), tensors["src"], results[0]
     if src.shape == dst.shape:
-        return partial(copied, dst, _flipped, src, backwards)
-    return partial(copied, dst, _taken, src, window, backwards)
+        signed = src.dtype not in _SIGNED
+        return Copying(partial(torch.flip if signed else _flipped, src, backwards), results)
+    return Copying(partial(_taken, src, window, backwards), results, may_share=True)
 
 
 def _window(attrs: Slice) -> tuple[tuple[slice, ...], list[int]]:

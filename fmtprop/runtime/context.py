@@ -22,7 +22,7 @@ from fmtprop.runtime.boundary import Endpoint, write_out
 from fmtprop.runtime.direct import Run, generated, read_tensors
 from fmtprop.runtime.output import Output
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step, Turn
-from fmtprop.targets.bound import NOTHING, SCRATCHPAD, Bound, Memory, Place, PythonCalls, Stream, as_planned
+from fmtprop.targets.bound import NOTHING, SCRATCHPAD, Bound, Making, Memory, Place, PythonCalls, Stream, as_planned
 from fmtprop.targets.memory import HUGE_PAGE_NBYTES, huge_bytes, view
 
 #: buffers with another tensor in each run
@@ -121,7 +121,8 @@ class Context:
         self._bind(self._inputs[: turn.input], inputs, outputs)
         self._execute(self._halves[0])
         results = self._results(outputs)
-        bound = [*self._inputs[: turn.input], *(output.place.memory for output in outputs if output.is_written)]
+        given = (output.place.memory for output in outputs if output.is_written or output.is_made)
+        bound = [*self._inputs[: turn.input], *given]
         for memory in bound:
             if memory is not None and memory in self._kept:
                 # the caller's tensor will have a gradient function, which keeps this context alive
@@ -301,16 +302,17 @@ class Context:
 
     def _generated(self) -> Run:
         """Return a function that does the same as a run without tensors for the results."""
-        if self._is_asynchronous or any(buffer.home is Home.TENSOR for buffer in self.plan.buffers):
+        if self._is_asynchronous:
             return Context.planned
         return generated(self._inputs, self._outputs, chain(*self._halves), self._read_elsewhere())
 
     def _read_elsewhere(self) -> set[Memory]:
         """Return the memories of the caller's tensors that a Python call reads in another way than by its arguments."""
-        found = {output.memory for output in self._outputs if not output.is_written}
+        found = {output.memory for output in self._outputs if not (output.is_written or output.is_made)}
         for step, bound in zip(self.plan.steps, self._bounds, strict=True):
             named = {tensor for _, call in bound.pairs for tensor in read_tensors(call)}
-            for access in (*step.operands.values(), *step.results) if bound.pairs else ():
+            results = () if any(isinstance(call, Making) for _, call in bound.pairs) else step.results
+            for access in (*step.operands.values(), *results) if bound.pairs else ():
                 memory = self._memories[access.buffer]
                 if id(memory.whole_view) not in named or memory.desc != access.desc:
                     found.add(memory)

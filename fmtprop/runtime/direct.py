@@ -16,7 +16,7 @@ from fmtprop.errors import FmtpropError
 from fmtprop.ir.node import Node
 from fmtprop.jit import Call
 from fmtprop.runtime.output import Output, empty_strided
-from fmtprop.targets.bound import REFUSED, Memory, PythonCalls, failed
+from fmtprop.targets.bound import REFUSED, Making, Memory, PythonCalls, failed
 
 #: a run: its context and checked inputs -> results
 Run = Callable[[Any, Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -59,16 +59,16 @@ def generated(
     put : container of Memory
         Those that a Python call reads in another way than by its arguments.
     """
-    source = _Source()
+    source = _Source(put)
     names = [f"x{i}" for i in range(len(inputs))]
     source.line(f"{''.join(f'{name}, ' for name in names) or '()'} = inputs")
     for name, memory in zip(names, inputs, strict=True):
         if memory is not None:
-            source.bind(name, memory, is_put=memory in put)
+            source.bind(name, memory)
     for i, output in enumerate(outputs):
         if output.is_written:
             source.line(f"y{i} = {source.constant(empty_strided)}({', '.join(map(source.constant, output.like))})")
-            source.bind(f"y{i}", output.memory, is_put=output.memory in put)
+            source.bind(f"y{i}", output.memory)
     for call in calls:
         if isinstance(call[0], PythonCalls):
             for node, function in call[0].pairs:
@@ -77,20 +77,24 @@ def generated(
             source.native(call)
     for i, output in enumerate(outputs):
         if not output.is_written:
-            source.line(f"y{i} = {source.constant(output)}.copied()")
+            value = source.made(output.memory) if output.is_made else f"{source.constant(output)}.copied()"
+            source.line(f"y{i} = {value}")
     return source.run(f"y{i}" for i in range(len(outputs)))
 
 
 class _Source:
     """The source of a run under construction."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: Container[Memory]) -> None:
+        self._read = read
         self._names: dict[str, Any] = {}
         self._lines: list[str] = []
         #: views of a memory -> the local variable that has the memory's tensor
         self._locals: dict[int, str] = {}
         #: memories that calls read from outside of this function
         self._put: list[str] = []
+        #: memory -> the local variable that has the tensor that a call made for it
+        self._made: dict[Memory, str] = {}
         self._has_python = False
 
     def constant(self, value: object) -> str:
@@ -103,10 +107,10 @@ class _Source:
         """Add a line."""
         self._lines.append(text)
 
-    def bind(self, name: str, memory: Memory, *, is_put: bool) -> None:
-        """Bind a memory to the tensor of a local variable; `is_put` if a call reads it from there."""
+    def bind(self, name: str, memory: Memory) -> None:
+        """Bind a memory to the tensor of a local variable."""
         held = self.constant(memory)
-        if is_put:
+        if memory in self._read:
             self.line(f"{held}.put({name})")
             self._put.append(held)
         elif memory.is_followed:
@@ -124,7 +128,19 @@ class _Source:
         """Make a Python call: an operator's with tensors of local variables."""
         self._has_python = True
         self.line(f"node = {self.constant(node)}")
-        self.line(f"{self.constant(call)}()" if not isinstance(call, partial) else self._operator(call))
+        if isinstance(call, Making):
+            self._make(call)
+        elif isinstance(memory := getattr(call, "__self__", None), Memory):
+            self._drop(memory)
+        else:
+            self.line(f"{self.constant(call)}()" if not isinstance(call, partial) else self._operator(call))
+
+    def made(self, memory: Memory) -> str:
+        """Return the tensor that a call made for a memory."""
+        if memory in self._made:
+            return self._made[memory]
+        self._put.append(held := self.constant(memory))
+        return f"{held}.tensor"
 
     def run(self, results: Iterable[str]) -> Run:
         """Return the function."""
@@ -147,6 +163,29 @@ class _Source:
         made: Run = names.pop("run")  # not in its own globals: a cycle would keep the memory of a context
         return made
 
+    def _make(self, call: Making) -> None:
+        """Make a call that makes its results; one in another format is copied."""
+        first = len(self._made)
+        names = ["_" if memory is None else f"t{first + i}" for i, memory in enumerate(call.memories)]
+        self.line(f"{', '.join(names)} = {self._operator(call.call)}")
+        shared = "".join(f", {self._argument(tensor)}" for tensor in call.operands)
+        for index, (name, memory) in enumerate(zip(names, call.memories, strict=True)):
+            if memory is None:
+                continue
+            dims, strides, dtype = map(self.constant, call.likes[index])
+            own = f"{name} = {self.constant(call.own)}({index}, {name}{shared})"
+            differs = f"{name}.stride() != {strides} or {name}.shape != {dims} or {name}.dtype is not {dtype}"
+            self.line(own if shared else f"if {differs}: {own}")
+            self._made[memory] = name
+            self.bind(name, memory)
+
+    def _drop(self, memory: Memory) -> None:
+        """Let go of a tensor that a call made and that no later call reads."""
+        if memory in self._made:
+            self.line(f"{self._made[memory]} = None")
+        if memory not in self._made or memory in self._read:
+            self.line(f"{self.constant(memory)}.clear()")
+
     def _operator(self, call: partial[Any]) -> str:
         function = call.func
         owner = self._locals.get(id(getattr(function, "__self__", None)))
@@ -164,6 +203,8 @@ class _Source:
 
 def read_tensors(call: Callable[[], object]) -> set[int]:
     """Return the identities of the tensors that a generated call names; a call of any other kind has none."""
+    if isinstance(call, Making):
+        return read_tensors(call.call) | set(map(id, call.operands))
     if not isinstance(call, partial):
         return set()
     values = [getattr(call.func, "__self__", None), *call.args, *call.keywords.values()]

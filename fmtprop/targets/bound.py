@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from time import perf_counter
 from typing import Any
 
@@ -19,7 +19,8 @@ from fmtprop.ir.node import Node
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.jit import Call
 from fmtprop.layout import MemoryDesc
-from fmtprop.targets.memory import view, view_of_tensor
+from fmtprop.ops.building import several
+from fmtprop.targets.memory import copied, laid_out, view, view_of_tensor
 
 #: name of the scratchpad's place
 SCRATCHPAD = "scratchpad"
@@ -34,6 +35,7 @@ REFUSED = (RuntimeError, ValueError, TypeError, IndexError)
 _CLASSES = (*REFUSED, NotImplementedError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 
 _has_grad, _set_grad = torch.is_grad_enabled, torch._C._set_grad_enabled
+_is_alias: Callable[[torch.Tensor, torch.Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 
 class Memory:
@@ -234,6 +236,59 @@ class PythonCalls:
             except REFUSED as error:
                 raise failed(node, node.choice.target if node.choice is not None else "", error) from error
         return 0
+
+
+class Making:
+    """A call that makes its results in each run: tensors in the planned formats, with memory of their own.
+
+    Parameters
+    ----------
+    node : Node
+        The node, formatted.
+    call : functools.partial
+        Returns the result, or a sequence of several, in formats of its own.
+    memories : sequence of Memory or None
+        The memory of each result; None for one without readers.
+    operands : sequence of torch.Tensor
+        Tensors of which a result may be a view.
+    """
+
+    __slots__ = ("call", "likes", "memories", "node", "operands")
+
+    def __init__(
+        self, node: Node, call: partial[Any], memories: Sequence[Memory | None], operands: Sequence[torch.Tensor] = ()
+    ) -> None:
+        self.node, self.call, self.memories, self.operands = node, call, memories, operands
+        #: dimensions, strides and data type of each result
+        self.likes = [(desc.dims, desc.strides, torch_dtype(desc.dtype)) for desc in node.descs]
+
+    def __call__(self) -> None:
+        """Make the call."""
+        for index, value in enumerate(several(self.call())):
+            if (memory := self.memories[index]) is not None:
+                memory.put(self.own(index, value, *self.operands))
+
+    def own(self, index: int, value: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
+        """Return a result in its format, with memory of its own: the tensor that was made, or a copy.
+
+        Raises
+        ------
+        PlanError
+            It has another shape than the plan has room for.
+        """
+        dims, _, dtype = self.likes[index]
+        if value.shape != dims:
+            raise PlanError(shape_differs(self.node, index, value, dims))
+        is_own = value.dtype is dtype and not value.is_neg() and not any(_is_alias(value, one) for one in operands)
+        return laid_out(value, self.node.descs[index]) if is_own else copied(value, self.node.descs[index])
+
+
+def shape_differs(node: Node, index: int, value: torch.Tensor, dims: Sequence[int]) -> str:
+    """Return the message for a result that has another shape than its place."""
+    return (
+        f"{node.label}: result {index} has shape {tuple(value.shape)} on the reference target, but the model was "
+        f"exported with {tuple(dims)}; report it with the model"
+    )
 
 
 class OutsideError(PlanError):

@@ -130,3 +130,16 @@ def view(memory: torch.Tensor, desc: MemoryDesc, start: int = 0) -> torch.Tensor
 def view_of_tensor(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
     """Return another plain view of a tensor's memory, counted from its first element."""
     return tensor.as_strided(desc.dims, desc.strides, tensor.storage_offset() + desc.offset0)
+
+
+def copied(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
+    """Return a copy of a dense tensor in a plain format."""
+    copy = torch.empty_strided(desc.dims, desc.strides, dtype=torch_dtype(desc.dtype), device="cpu")
+    return copy.copy_(tensor)
+
+
+def laid_out(tensor: torch.Tensor, desc: MemoryDesc | None) -> torch.Tensor:
+    """Return a tensor with the descriptor's strides: itself or a copy; without a descriptor, itself."""
+    if desc is None or all(n == 1 or a == b for n, a, b in zip(desc.dims, tensor.stride(), desc.strides, strict=True)):
+        return tensor
+    return copied(tensor, desc)

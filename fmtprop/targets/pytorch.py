@@ -11,10 +11,11 @@ from fmtprop.errors import FmtpropError, PlanError
 from fmtprop.ir.node import Attrs, Node
 from fmtprop.ir.op import Category, Reference, opdef
 from fmtprop.ir.post_ops import named_operands
+from fmtprop.ops.building import Copying
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.sum import Sum
-from fmtprop.targets.bound import REFUSED, as_planned, failed
+from fmtprop.targets.bound import REFUSED, as_planned, failed, shape_differs
 
 
 def call_reference(
@@ -65,14 +66,23 @@ def bind(
         return partial(written[0].copy_, tensors["src"])
     # only a call from outside is told of results without readers
     is_call = opdef(node.op).category is Category.HOST and bool(written)
-    if by_operator and (is_call or len(written) == len(places)) and all(map(_is_dense, written)):
+    if by_operator and (is_call or len(written) == len(places)):
         calls = _operators(node, tensors, places)
-        if calls:
+        if calls and (all(map(_is_dense, written)) or all(isinstance(call, Copying) for call in calls)):
             return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
     declaration = opdef(node.op)
     if node.post_ops or declaration.category is Category.COMPUTE:
         return lambda: write_results(node, places, evaluate_node(node, tensors))
     return lambda: write_results(node, places, declaration.reference(node.attrs, tensors))
+
+
+def copying(node: Node, tensors: Mapping[str, torch.Tensor], places: Sequence[torch.Tensor | None]) -> Copying | None:
+    """Return the call that computes a node, if it is of one operator that cannot write to given memory.
+
+    Its results are in the types and shapes of the places, which may have no data.
+    """
+    call = _operator(node.op, node.attrs, tensors, places)
+    return call if isinstance(call, Copying) else None
 
 
 def _operators(
@@ -130,8 +140,5 @@ def write_results(node: Node, places: Sequence[torch.Tensor | None], values: Seq
         if place is None:
             continue
         if place.shape != value.shape:
-            raise PlanError(
-                f"{node.label}: result {index} has shape {tuple(value.shape)} on the reference target, but the model "
-                f"was exported with {tuple(place.shape)}; report it with the model"
-            )
+            raise PlanError(shape_differs(node, index, value, place.shape))
         place.copy_(value)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,12 +20,14 @@ from fmtprop.ir.facets import Reads
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.ports import result_names
+from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.ops.building import several
 from fmtprop.passes.formats import channels_last, like, plain, worth_trying
 from fmtprop.passes.target import Candidate, Request
-from fmtprop.targets.bound import Bound, Place, Stream
+from fmtprop.targets.bound import REFUSED, Bound, Making, Place, Stream
 from fmtprop.targets.executable import Executable, Implementation, Provider
-from fmtprop.targets.pytorch import bind
+from fmtprop.targets.pytorch import bind, copying
 
 #: who executes, in choices and reports
 REFERENCE = "reference"
@@ -50,6 +52,8 @@ class ReferenceTarget(Provider):
         self._rejected: set[object] = set()
         #: nodes with a wrong result on row-major operands: their operator is wrong
         self._without_operator: set[object] = set()
+        #: what operators of like nodes make
+        self._making: dict[object, _Made | None] = {}
 
     def reject(self, node: Node) -> None:
         """Never again run a node, or one like it, so: on operands that are not row-major, or else by its operator."""
@@ -81,7 +85,21 @@ class ReferenceTarget(Provider):
             return
         cost = sum(desc.nbytes for desc in formats.values()) / _BYTES_PER_SECOND
         impl = MEANING if _identity(node) in self._without_operator else OPERATOR
-        yield Candidate(self.name, impl, operands, results, cost, handle=ReferenceImplementation(impl))
+        made = self._made(node, operands, results) if impl is OPERATOR else None
+        if made is not None:
+            own = zip(names, results, made.formats, strict=True)
+            results = tuple(its if request[name].kind == "any" else desc for name, desc, its in own)
+        kind = ReferenceImplementation if made is None or made.is_complex else MakingImplementation
+        yield Candidate(self.name, impl, operands, results, cost, handle=kind(impl))
+
+    def _made(self, node: Node, operands: Mapping[str, MemoryDesc], results: Sequence[MemoryDesc]) -> _Made | None:
+        """Return what an operator makes that cannot write to given memory; None for any other node."""
+        if node.post_ops or opdef(node.op).operator is None:
+            return None
+        key = node.op, node.attrs, tuple((name, desc.at_start()) for name, desc in operands.items()), len(results)
+        if key not in self._making:
+            self._making[key] = _made_formats(node, operands, results)
+        return self._making[key]
 
     def reorder_cost(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
         """Return the time of a strided copy; None for blocked or opaque formats."""
@@ -128,6 +146,17 @@ class ReferenceImplementation(Implementation):
             return False  # which copies
         by_operator = opdef(node.op).operator is not None and self.impl != MEANING
         return reads_strides(node) or (by_operator and node.choice is not None and bool(node.choice.operands))
+
+
+class MakingImplementation(ReferenceImplementation):
+    """An operator that makes its results, since it cannot write to given memory."""
+
+    makes_results = True
+    identity = MappingProxyType({"torch": torch.__version__, "as": "it makes results"})
+
+    def build(self, threads: int) -> Executable:
+        """Return the executable."""
+        return _MakingExecutable()
 
 
 class _OperatorExecutable(Executable):
@@ -188,6 +217,32 @@ class _OperatorExecutable(Executable):
         return bind(node, operands, results, by_operator=self._by_operator)
 
 
+class _MakingExecutable(Executable):
+    """An operator that makes its results."""
+
+    def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
+        read = {} if node.choice is None else {name: places[name] for name in node.choice.operands}
+        written = [places[name] for name in result_names(node)]
+        memories = [place.memory if place.is_read else None for place in written]
+        results = [_without_data(place.desc) if place.is_read else None for place in written]
+        standing = {name: p.tensor() if p.memory.is_fixed else p.memory.viewed_as(p.desc) for name, p in read.items()}
+        tensors = {name: tensor for name, tensor in standing.items() if tensor is not None}
+        if len(tensors) == len(read):
+            with _ReadCheck(tensor for name, tensor in tensors.items() if not read[name].memory.is_fixed) as check:
+                made = copying(node, tensors, results)
+            if made is not None and not check.found:
+                operands = [*tensors.values()] if made.may_share else []
+                return Bound(python=(node, [Making(node, made.call, memories, operands)]))
+
+        def run() -> None:
+            tensors = {name: place.tensor() for name, place in read.items()}
+            found = copying(node, tensors, results)  # none if complex operands do not begin at an even place
+            call = partial(opdef(node.op).reference, node.attrs, tensors) if found is None else found.call
+            Making(node, call, memories, [*tensors.values()])()
+
+        return Bound(python=(node, [run]))
+
+
 class _ReadCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes whether an operator reads one of some tensors: a call may keep a view of it."""
 
@@ -202,6 +257,36 @@ class _ReadCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run the operator."""
         self.found = self.found or any(id(value) in self._watched for value in tree_leaves((args, kwargs)))
         return func(*args, **(kwargs or {}))
+
+
+def _without_data(desc: MemoryDesc) -> torch.Tensor:
+    return torch.empty_strided(desc.dims, desc.strides, dtype=torch_dtype(desc.dtype), device="meta")
+
+
+class _Made(NamedTuple):
+    """Results that an operator makes: their formats, and whether some are complex, of which a step writes the parts."""
+
+    formats: tuple[MemoryDesc, ...]
+    is_complex: bool
+
+
+def _made_formats(node: Node, operands: Mapping[str, MemoryDesc], results: Sequence[MemoryDesc]) -> _Made | None:
+    call = copying(node, {n: _without_data(d) for n, d in operands.items()}, [_without_data(d) for d in results])
+    if call is None:
+        return None
+    try:
+        made = several(call.call())
+    except REFUSED:  # it reads numbers
+        return _Made(tuple(results), is_complex=True)
+    real = [torch.view_as_real(value) if value.is_complex() else value for value in made]
+    formats = tuple(_own_format(value, desc) for value, desc in zip(real, results, strict=True))
+    return _Made(formats, is_complex=any(value.is_complex() for value in made))
+
+
+def _own_format(value: torch.Tensor, desc: MemoryDesc) -> MemoryDesc:
+    """Return the format of a result without data; the other one, if it is row-major or has gaps."""
+    is_dense = value.shape == desc.dims and bool(torch.ops.aten.is_non_overlapping_and_dense.default(value))
+    return desc if value.is_contiguous() or not is_dense else MemoryDesc(desc.dims, desc.dtype, strides=value.stride())
 
 
 def reads_strides(node: Node) -> bool:

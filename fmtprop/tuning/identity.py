@@ -54,7 +54,7 @@ def is_timed(candidate: Candidate) -> bool:
     if getattr(handle, "takes_any_numbers", False) and all(d.takes_any_bytes for d in candidate.operands.values()):
         return True
     is_floating = all(desc.dtype.is_floating for desc in (*candidate.operands.values(), *candidate.results))
-    return getattr(handle, "makes_results", False) and is_floating
+    return handle is not None and handle.makes_results and not handle.by_operators and is_floating
 
 
 def group_of(node: Node, candidate: Candidate) -> Hashable:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-import torch
-
-from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
 
 #: token of the format of an activation in an mkldnn tensor: operators accept any blocks
@@ -43,9 +40,3 @@ def packing_of(desc: MemoryDesc) -> Hashable | None:
     """Return the recipe of packed weights, None for any other format."""
     token = desc.token
     return token[1] if isinstance(token, tuple) and token[:1] == ("packed",) else None
-
-
-def copied(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
-    """Return a copy of a dense tensor in a plain format."""
-    copy = torch.empty_strided(desc.dims, desc.strides, dtype=torch_dtype(desc.dtype), device="cpu")
-    return copy.copy_(tensor)

@@ -12,10 +12,10 @@ import torch
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import opdef
 from fmtprop.ir.ports import result_names
-from fmtprop.layout import MemoryDesc
 from fmtprop.targets.bound import Bound, Place, Stream
 from fmtprop.targets.executable import Executable, Implementation, Provider
-from fmtprop.targets.mkldnn.formats import copied, packing_of
+from fmtprop.targets.memory import laid_out
+from fmtprop.targets.mkldnn.formats import packing_of
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class _FunctionExecutable(Executable):
 
         def run_simply() -> None:
             result = call(*[place.tensor() if known is None else known for place, known in read])
-            written[0].put(result if result.stride() == strides else _laid_out(result, formats[0]))
+            written[0].put(result if result.stride() == strides else laid_out(result, formats[0]))
 
         def run() -> None:
             tensors = [place.tensor() if known is None else known for place, known in read]
@@ -100,7 +100,7 @@ class _FunctionExecutable(Executable):
             given = {t.untyped_storage().data_ptr() for t in tensors if not t.is_mkldnn} if kernel.may_share else ()
             for memory, desc, result in zip(written, formats, results if several else (results,), strict=True):
                 is_shared = bool(given) and result.untyped_storage().data_ptr() in given
-                memory.put(_laid_out(result.clone() if is_shared else result, desc))
+                memory.put(laid_out(result.clone() if is_shared else result, desc))
 
         is_simple = not several and not kernel.may_share and formats[0] is not None
         strides = node.descs[0].strides if is_simple else ()
@@ -111,12 +111,5 @@ class _FunctionExecutable(Executable):
         if desc is not None and desc.is_workspace and self._kernel.workspace is not None:
             return self._kernel.workspace()
         recipe: Any = None if desc is None else packing_of(desc)
-        laid_out: torch.Tensor = tensor.to_mkldnn() if recipe is None else recipe.pack(tensor)
-        return laid_out
-
-
-def _laid_out(tensor: torch.Tensor, desc: MemoryDesc | None) -> torch.Tensor:
-    """Return a tensor with the descriptor's strides: itself or a copy; without a descriptor, itself."""
-    if desc is None or all(n == 1 or a == b for n, a, b in zip(desc.dims, tensor.stride(), desc.strides, strict=True)):
-        return tensor
-    return copied(tensor, desc)
+        given: torch.Tensor = tensor.to_mkldnn() if recipe is None else recipe.pack(tensor)
+        return given

@@ -25,8 +25,9 @@ from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.matmul import MatMul
 from fmtprop.passes.formats import channels_last, plain
 from fmtprop.passes.target import Candidate, Request
+from fmtprop.targets.memory import copied
 from fmtprop.targets.mkldnn.dispatcher import computes_in, has_kernel
-from fmtprop.targets.mkldnn.formats import copied, packed, packing_of
+from fmtprop.targets.mkldnn.formats import packed, packing_of
 from fmtprop.targets.mkldnn.function import TorchFunction
 from fmtprop.targets.mkldnn.tail import Tail, finish, split
 

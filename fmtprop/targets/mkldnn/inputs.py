@@ -11,7 +11,8 @@ import torch
 from fmtprop import dnnl
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
-from fmtprop.targets.mkldnn.formats import copied, is_opaque
+from fmtprop.targets.memory import copied
+from fmtprop.targets.mkldnn.formats import is_opaque
 from fmtprop.targets.mkldnn.inspection import bytes_of, inspect
 from fmtprop.targets.primitive import laid_out
 

@@ -17,10 +17,11 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.formats import channels_last, plain
 from fmtprop.passes.target import Candidate, CostModel, Request
 from fmtprop.targets.executable import Provider
+from fmtprop.targets.memory import copied
 from fmtprop.targets.mkldnn.costs import MkldnnCosts
 from fmtprop.targets.mkldnn.dense import dense_candidates
 from fmtprop.targets.mkldnn.dispatcher import computes_in
-from fmtprop.targets.mkldnn.formats import copied, is_opaque, opaque, packing_of
+from fmtprop.targets.mkldnn.formats import is_opaque, opaque, packing_of
 from fmtprop.targets.mkldnn.function import TorchFunction
 from fmtprop.targets.mkldnn.fused import ConvPacking, DeconvPacking, LinearPacking, fused_candidates
 from fmtprop.targets.mkldnn.opaque import opaque_candidates
