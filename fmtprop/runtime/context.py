@@ -19,7 +19,7 @@ from fmtprop.ir.ports import result_names
 from fmtprop.jit import Call, CallList, no_code
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.boundary import Endpoint, write_out
-from fmtprop.runtime.direct import Run, generated, read_tensors
+from fmtprop.runtime.direct import Run, generated, read_tensors, reads_whole
 from fmtprop.runtime.output import Output
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step, Turn
 from fmtprop.targets.bound import NOTHING, SCRATCHPAD, Bound, Making, Memory, Place, PythonCalls, Stream, as_planned
@@ -308,7 +308,8 @@ class Context:
 
     def _read_elsewhere(self) -> set[Memory]:
         """Return the memories of the caller's tensors that a Python call reads in another way than by its arguments."""
-        found = {output.memory for output in self._outputs if not (output.is_written or output.is_made)}
+        copied = (output for output in self._outputs if not (output.is_written or output.is_made))
+        found = {output.memory for output in copied if not reads_whole(output)}
         for step, bound in zip(self.plan.steps, self._bounds, strict=True):
             named = {tensor for _, call in bound.pairs for tensor in read_tensors(call)}
             results = () if any(isinstance(call, Making) for _, call in bound.pairs) else step.results

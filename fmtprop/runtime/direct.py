@@ -65,9 +65,10 @@ def generated(
     for name, memory in zip(names, inputs, strict=True):
         if memory is not None:
             source.bind(name, memory)
+            source.tensors[memory] = name
     for i, output in enumerate(outputs):
         if output.is_written:
-            source.line(f"y{i} = {source.constant(empty_strided)}({', '.join(map(source.constant, output.like))})")
+            source.line(f"y{i} = {source.new(output)}")
             source.bind(f"y{i}", output.memory)
     for call in calls:
         if isinstance(call[0], PythonCalls):
@@ -77,8 +78,7 @@ def generated(
             source.native(call)
     for i, output in enumerate(outputs):
         if not output.is_written:
-            value = source.made(output.memory) if output.is_made else f"{source.constant(output)}.copied()"
-            source.line(f"y{i} = {value}")
+            source.line(f"y{i} = {source.made(output.memory) if output.is_made else source.copied(output)}")
     return source.run(f"y{i}" for i in range(len(outputs)))
 
 
@@ -93,8 +93,8 @@ class _Source:
         self._locals: dict[int, str] = {}
         #: memories that calls read from outside of this function
         self._put: list[str] = []
-        #: memory -> the local variable that has the tensor that a call made for it
-        self._made: dict[Memory, str] = {}
+        #: memory -> the local variable that has the tensor there: the caller's, or one that a call made
+        self.tensors: dict[Memory, str] = {}
         self._has_python = False
 
     def constant(self, value: object) -> str:
@@ -119,6 +119,16 @@ class _Source:
         if (seen := memory.whole_view) is not None:
             self._locals[id(seen)] = name
 
+    def new(self, output: Output) -> str:
+        """Return the allocation of the tensor of an output."""
+        return f"{self.constant(empty_strided)}({', '.join(map(self.constant, output.like))})"
+
+    def copied(self, output: Output) -> str:
+        """Return the copy of a result: of a local variable, if it is a whole tensor."""
+        if reads_whole(output) and output.memory in self.tensors:
+            return f"{self.new(output)}.copy_({self.tensors[output.memory]})"
+        return f"{self.constant(output)}.copied()"
+
     def native(self, call: Call) -> None:
         """Make a native call."""
         function, *arguments = map(self.constant, call)
@@ -137,8 +147,8 @@ class _Source:
 
     def made(self, memory: Memory) -> str:
         """Return the tensor that a call made for a memory."""
-        if memory in self._made:
-            return self._made[memory]
+        if memory in self.tensors:
+            return self.tensors[memory]
         self._put.append(held := self.constant(memory))
         return f"{held}.tensor"
 
@@ -165,7 +175,7 @@ class _Source:
 
     def _make(self, call: Making) -> None:
         """Make a call that makes its results; one in another format is copied."""
-        first = len(self._made)
+        first = len(self.tensors)
         names = ["_" if memory is None else f"t{first + i}" for i, memory in enumerate(call.memories)]
         self.line(f"{', '.join(names)} = {self._operator(call.call)}")
         shared = "".join(f", {self._argument(tensor)}" for tensor in call.operands)
@@ -176,14 +186,14 @@ class _Source:
             own = f"{name} = {self.constant(call.own)}({index}, {name}{shared})"
             differs = f"{name}.stride() != {strides} or {name}.shape != {dims} or {name}.dtype is not {dtype}"
             self.line(own if shared else f"if {differs}: {own}")
-            self._made[memory] = name
+            self.tensors[memory] = name
             self.bind(name, memory)
 
     def _drop(self, memory: Memory) -> None:
         """Let go of a tensor that a call made and that no later call reads."""
-        if memory in self._made:
-            self.line(f"{self._made[memory]} = None")
-        if memory not in self._made or memory in self._read:
+        if memory in self.tensors:
+            self.line(f"{self.tensors[memory]} = None")
+        if memory not in self.tensors or memory in self._read:
             self.line(f"{self.constant(memory)}.clear()")
 
     def _operator(self, call: partial[Any]) -> str:
@@ -210,6 +220,11 @@ def read_tensors(call: Callable[[], object]) -> set[int]:
     values = [getattr(call.func, "__self__", None), *call.args, *call.keywords.values()]
     flat = [item for value in values for item in (value if isinstance(value, list | tuple) else (value,))]
     return {id(item) for item in flat if isinstance(item, torch.Tensor)}
+
+
+def reads_whole(output: Output) -> bool:
+    """Return whether a copy for an output is one of a whole strided tensor."""
+    return output.place.is_whole and output.place.desc.is_plain
 
 
 def _refuse(node: Node, error: Exception) -> NoReturn:
