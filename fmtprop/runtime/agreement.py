@@ -36,6 +36,15 @@ def tolerance_of(node: Node, index: int) -> float:
     return max(least, math.sqrt(count) * _SUM_ERROR) if dtype is DataType.F32 and count > 1 else least
 
 
+def least_magnitude(node: Node) -> float:
+    """Return the magnitude to which errors of a node's results are relative if all results are smaller.
+
+    Products of small numbers are multiples of 1/16. An eltwise post-op may make all of a few results much smaller, such
+    as mish of -9; its errors are those of rounded terms of that size.
+    """
+    return 2**-4 if any(post_op.op == "eltwise" for post_op in node.post_ops) else 0.0
+
+
 def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | None = None) -> torch.Tensor:
     """Return numbers for an operand of a node, the same at each call.
 
@@ -119,10 +128,17 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     return error_of_numbers(got, expected) if same.all() else math.inf
 
 
-def error_of_numbers(got: torch.Tensor, expected: torch.Tensor) -> float:
+def error_of_numbers(got: torch.Tensor, expected: torch.Tensor, least: float = 0.0) -> float:
     """Return the relative error, but ignore positions at which a NaN or an infinity is expected.
 
     oneDNN and PyTorch differ there by design (docs/numerics.md).
+
+    Parameters
+    ----------
+    got, expected : torch.Tensor
+        Any data types.
+    least : float
+        The error is relative to the largest expected magnitude, or to this number if it is larger.
 
     Returns
     -------
@@ -146,6 +162,7 @@ def error_of_numbers(got: torch.Tensor, expected: torch.Tensor) -> float:
         scale, worst = _largest(expected[finite]), _largest(got[finite] - expected[finite])
     if math.isnan(worst):
         return math.inf
+    scale = max(scale, least)
     return worst / scale if scale else worst
 
 

@@ -308,8 +308,7 @@ class Context:
 
     def _read_elsewhere(self) -> set[Memory]:
         """Return the memories of the caller's tensors that a Python call reads in another way than by its arguments."""
-        copied = (output for output in self._outputs if not (output.is_written or output.is_made))
-        found = {output.memory for output in copied if not reads_whole(output)}
+        found = {output.memory for output in self._outputs if not (output.is_written or reads_whole(output))}
         for step, bound in zip(self.plan.steps, self._bounds, strict=True):
             named = {tensor for _, call in bound.pairs for tensor in read_tensors(call)}
             results = () if any(isinstance(call, Making) for _, call in bound.pairs) else step.results

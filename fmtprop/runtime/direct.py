@@ -78,7 +78,7 @@ def generated(
             source.native(call)
     for i, output in enumerate(outputs):
         if not output.is_written:
-            source.line(f"y{i} = {source.made(output.memory) if output.is_made else source.copied(output)}")
+            source.line(f"y{i} = {source.made(output) if output.is_made else source.copied(output)}")
     return source.run(f"y{i}" for i in range(len(outputs)))
 
 
@@ -145,12 +145,12 @@ class _Source:
         else:
             self.line(f"{self.constant(call)}()" if not isinstance(call, partial) else self._operator(call))
 
-    def made(self, memory: Memory) -> str:
-        """Return the tensor that a call made for a memory."""
-        if memory in self.tensors:
-            return self.tensors[memory]
-        self._put.append(held := self.constant(memory))
-        return f"{held}.tensor"
+    def made(self, output: Output) -> str:
+        """Return the tensor that a call made for an output."""
+        if reads_whole(output) and output.memory in self.tensors:
+            return self.tensors[output.memory]
+        self._put.append(self.constant(output.memory))
+        return f"{self.constant(output.place)}.tensor()"
 
     def run(self, results: Iterable[str]) -> Run:
         """Return the function."""
@@ -223,7 +223,7 @@ def read_tensors(call: Callable[[], object]) -> set[int]:
 
 
 def reads_whole(output: Output) -> bool:
-    """Return whether a copy for an output is one of a whole strided tensor."""
+    """Return whether an output is a whole strided tensor."""
     return output.place.is_whole and output.place.desc.is_plain
 
 

@@ -22,7 +22,7 @@ from fmtprop.ir.node import Choice, Node
 from fmtprop.ir.ports import result_names
 from fmtprop.layout import DataType, MemoryDesc, pack, unpack
 from fmtprop.passes.target import candidate_of
-from fmtprop.runtime.agreement import error_of_numbers, small_numbers, tolerance_of
+from fmtprop.runtime.agreement import error_of_numbers, least_magnitude, small_numbers, tolerance_of
 from fmtprop.runtime.constants import run_once
 from fmtprop.runtime.convolve import convolve
 from fmtprop.runtime.cut_down import cut_down
@@ -301,7 +301,7 @@ def _zeros(node: Node, name: str) -> torch.Tensor:
 def _worst(node: Node, results: Sequence[torch.Tensor | None], expected: Sequence[torch.Tensor]) -> float | None:
     worst = 0.0
     for index, (got, wanted) in enumerate(zip(results, expected, strict=True)):
-        error = 0.0 if got is None else error_of_numbers(got, wanted)
+        error = 0.0 if got is None else error_of_numbers(got, wanted, least_magnitude(node))
         if error > tolerance_of(node, index):
             worst = max(worst, error)
     return worst or None

@@ -278,7 +278,7 @@ def _made_formats(node: Node, operands: Mapping[str, MemoryDesc], results: Seque
         made = several(call.call())
     except REFUSED:  # it reads numbers
         return _Made(tuple(results), is_complex=True)
-    real = [torch.view_as_real(value) if value.is_complex() else value for value in made]
+    real = [torch.view_as_real(one.resolve_conj().resolve_neg()) if one.is_complex() else one for one in made]
     formats = tuple(_own_format(value, desc) for value, desc in zip(real, results, strict=True))
     return _Made(formats, is_complex=any(value.is_complex() for value in made))
 

@@ -25,6 +25,7 @@ from fmtprop.store import Store, database
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.targets.bound import Bound
 from fmtprop.targets.primitive import laid_out
+from fmtprop.targets.pytorch import call_reference
 from tests.runtime.checks import around_executions, give_wrong_results, numbers
 from tests.targets.nodes import chosen, convolution, node_of, request, step_of
 
@@ -264,3 +265,28 @@ def test_numbers_before_a_root_are_positive(after, lowest):
     net = fp.compile(Net(), torch.randn(1, 16, 9, 9), tune="model", confirm=False)
     (node,) = [step.node for step in net.plan.steps if step.node.op == "convolution"]
     assert node.post_ops and float(small_numbers(node, "src", MemoryDesc((1, 16, 9, 9), "f32")).min()) == lowest
+
+
+def test_a_few_results_that_a_post_op_makes_tiny_are_no_alarm(monkeypatch):
+    """Mish of a sum of -9 is -1e-3, with the rounding errors of numbers near 1."""
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.row = torch.nn.Parameter(torch.ones(1, 12))
+
+        def forward(self, x):
+            return torch.nn.functional.mish(torch.nn.functional.linear(x, self.row))
+
+    net = fp.compile(Net(), torch.randn(1, 12), tune="model", confirm=False)
+    (step,) = [step for step in net.plan.steps if step.node.post_ops]
+    operand = MemoryDesc((1, 12), "f32")
+    monkeypatch.setattr(
+        selfcheck, "_small", lambda node, name, _=None: torch.full(operand.dims, -0.75 if name == "src" else 1.0)
+    )
+    assert (
+        float(call_reference(step.node, {"src": torch.full((1, 12), -0.75), "weights": torch.ones(1, 12)})[0]) > -2e-3
+    )
+    assert check(step) is None
+    around_executions(monkeypatch, after=lambda node, places: numbers(places["dst"]).add_(1e-4))
+    assert check(step) is not None
