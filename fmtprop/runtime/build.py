@@ -272,7 +272,8 @@ class Draft:
             fits = root.nbytes == access.desc.nbytes or name == residual
             same = access.desc == node.descs[0] and access.desc.offset0 == 0 and fits
             readers = sum(other.buffer == access.buffer for other in inputs.values())
-            if root.home is Home.ARENA and same and root.reads == 1 and readers == 1:
+            is_own = root.home is Home.ARENA or (root.home is Home.TENSOR and access.desc == root.made)
+            if is_own and same and root.reads == 1 and readers == 1:
                 return name
         return None
 
