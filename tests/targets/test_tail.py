@@ -107,7 +107,7 @@ def net(monkeypatch):
     torch.manual_seed(0)
     module = Net().eval()
     x = torch.randn(2, 3, 32, 32)
-    return module, fp.compile(module, (x,), tune="model"), x
+    return module, fp.compile(module, (x,), tune="model", confirm=False), x
 
 
 def test_a_plan_runs_it(net):
