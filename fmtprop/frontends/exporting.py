@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fmtprop.errors import IN_PLACE_REMEDY, ImportModelError
+from fmtprop.frontends.aliases import with_aliases
 from fmtprop.frontends.derivatives import with_derivatives
 from fmtprop.frontends.run_time_checks import drop_checks, index_by_tensors
 from fmtprop.frontends.source_text import check_keywords, check_parameter
@@ -158,12 +159,24 @@ def _exported(
                 program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
         except Exception as error:  # the exporter runs the user's code: it raises anything
             failures.append(error)
+            rows = None if len(failures) > 1 or "view" not in str(error) else _in_rows((args, kwargs))
+            if rows is not None:  # PyTorch's rules for shapes keep strides where its kernels do not
+                with suppress(ImportModelError):
+                    return _exported(module, rows[0], rows[1], dynamic_shapes, after)
             continue
         if dynamic_shapes is None and _has_transforms(program):
             with suppress(Exception):
                 return _exported_with_derivatives(module, args, kwargs, after)
         return program
     raise ImportModelError(_export_failure(module, failures[0])) from failures[0]
+
+
+def _in_rows(arguments: Any) -> Any:
+    """Return arguments with row-major tensors; None if all are."""
+    leaves = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    if all(leaf.is_contiguous() for leaf in leaves):
+        return None
+    return pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.clone(memory_format=torch.contiguous_format), arguments)
 
 
 def _exported_with_derivatives(
@@ -381,6 +394,7 @@ def functionalised(program: ExportedProgram) -> ExportedProgram:
     # Example inputs would be checked by source code that torch writes from their keys and strings, without escapes.
     program = copy.copy(program)
     program.example_inputs = None
+    program._graph_module = with_aliases(program.graph_module)
     # An empty table decomposes only ops that alias or mutate: in-place ops become functional, dropout in eval mode
     # becomes a copy; linear, convolution, normalizations and attention stay whole.
     with warnings.catch_warnings():

@@ -16,6 +16,7 @@ from fmtprop.passes.fold_constants import FoldConstants
 from fmtprop.passes.fold_padding import FoldPadding
 from fmtprop.passes.fuse_post_ops import FusePostOps
 from fmtprop.passes.join_additions import JoinAdditions
+from fmtprop.passes.join_gradients import JoinGradients
 from fmtprop.passes.join_writes import JoinWrites
 from fmtprop.passes.keep_scores import KeepScores
 from fmtprop.passes.mark_exact import MarkExact
@@ -36,6 +37,7 @@ NORMALISE: tuple[Pass, ...] = (
     WidenPrecision(),
     # after it, since then no dead node reads a tensor between two writes
     JoinWrites(),
+    JoinGradients(),
     ReadVariance(),
     # before MarkExact, which marks maxima of infinities
     PairMaxPoolings(),

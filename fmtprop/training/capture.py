@@ -134,9 +134,23 @@ def _in_format_of_source(function: Callable[..., torch.Tensor]) -> Callable[...,
     return call
 
 
+def _itself_if_off(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return dropout whose result is its source where it drops nothing, as in eager: PyTorch traces a copy.
+
+    A model may then change the source in place.
+    """
+
+    def call(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        drops = kwargs.get("training", kwargs.get("train", args[1] if len(args) > 1 else True))
+        return function(input, *args, **kwargs) if drops else input
+
+    return call
+
+
 #: PyTorch's function -> the function that takes it, and returns it as one call, or as this project traces it
 _WHOLE = {
     **dict.fromkeys(RECURRENT, whole_recurrent),
+    "dropout": _itself_if_off,
     "local_response_norm": whole_lrn,
     "embedding_bag": whole_embedding_bag,
     "channel_shuffle": _in_format_of_source,

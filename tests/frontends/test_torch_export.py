@@ -810,3 +810,41 @@ def test_an_export_leaves_no_source_text_behind():
     before = len(linecache.cache)
     from_torch(Function(lambda x: x.relu() + 1), TOKENS)
     assert len(linecache.cache) == before
+
+
+class InPlaceBehindDropout(nn.Module):
+    """A tensor that changes after a dropout that is off has returned it."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.cos()
+        same = nn.functional.dropout(y, 0.3, training=self.training)
+        y[0].add_(1)
+        return same, y * 2
+
+
+def test_a_dropout_that_is_off_is_its_source():
+    module, x = InPlaceBehindDropout().eval(), torch.randn(3, 4)
+    for net in (fp.compile(module, x), torch.compile(module, backend="fmtprop"), fp.compile(module, x, training=True)):
+        for got, expected in zip(net(x), module(x), strict=True):
+            torch.testing.assert_close(got, expected)
+    program = torch.export.export(module, (x,))
+    before = str(program.graph)
+    torch.testing.assert_close(fp.compile(program)(x)[0], module(x)[0])
+    assert str(program.graph) == before
+
+
+class Normalized(nn.Module):
+    """A view that PyTorch's rules for shapes refuse, but not its kernels: these make row-major results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm3d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.local_response_norm(self.norm(x), 4)
+
+
+def test_an_example_may_have_any_strides():
+    module, x = Normalized().eval(), torch.randn(5, 7, 2, 8, 3).permute(4, 3, 1, 2, 0)
+    net = fp.compile(module, x)
+    torch.testing.assert_close(net(x), module(x), rtol=1e-4, atol=1e-5)
