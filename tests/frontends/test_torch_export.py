@@ -414,8 +414,10 @@ def test_a_program_is_made_functional_as_by_pytorch_and_its_operators_are_looked
     expected = program.run_decompositions({})
     looked_up.clear()
     kernels = {op: set(op.py_kernels) for op in (torch.ops.aten.linear.default, torch.ops.aten.einsum.default)}
-    code = functionalised(program).graph_module.code
-    assert code.replace("alias", "clone") == expected.graph_module.code.replace("alias", "clone")  # dropout that is off
+    calls, theirs = ([n.target for n in one.graph.nodes] for one in (functionalised(program), expected))
+    copied, alias = torch.ops.aten.clone.default, torch.ops.aten.alias.default
+    theirs[theirs.index(copied)] = alias  # the dropout
+    assert calls == theirs
     assert len(looked_up) == 1
     assert {op: set(op.py_kernels) for op in kernels} == kernels
 
