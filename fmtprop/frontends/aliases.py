@@ -10,7 +10,7 @@ _ALIAS, _DROPOUT = torch.ops.aten.alias.default, torch.ops.aten.dropout.default
 
 
 def with_aliases(module: fx.GraphModule) -> fx.GraphModule:
-    """Return a program in which dropout that is off is its source, as in eager; PyTorch's rule for it is a copy.
+    """Return a program in which dropout that is off is its source, as in eager; PyTorch 2.13's rule is a copy.
 
     They differ if one of both is changed in place: without such a call, the program stays.
     """

@@ -398,10 +398,10 @@ class Composites(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.linear, self.norm, self.drop = nn.Linear(16, 16), nn.InstanceNorm1d(5), nn.Dropout()
+        self.linear, self.norm = nn.Linear(16, 16), nn.InstanceNorm1d(5)
 
     def forward(self, x):
-        heads = self.linear(self.drop(self.norm(x))).unflatten(-1, (4, 4)).transpose(1, 2)
+        heads = self.linear(self.norm(x)).unflatten(-1, (4, 4)).transpose(1, 2)
         heads[:, 0] += torch.einsum("bij,bkj->bik", heads[:, 1], heads[:, 2]).sum(-1, keepdim=True)
         return F.scaled_dot_product_attention(heads, heads, heads).reshape(x.shape) @ torch.eye(16)
 
@@ -414,10 +414,7 @@ def test_a_program_is_made_functional_as_by_pytorch_and_its_operators_are_looked
     expected = program.run_decompositions({})
     looked_up.clear()
     kernels = {op: set(op.py_kernels) for op in (torch.ops.aten.linear.default, torch.ops.aten.einsum.default)}
-    calls, theirs = ([n.target for n in one.graph.nodes] for one in (functionalised(program), expected))
-    copied, alias = torch.ops.aten.clone.default, torch.ops.aten.alias.default
-    theirs[theirs.index(copied)] = alias  # the dropout
-    assert calls == theirs
+    assert functionalised(program).graph_module.code == expected.graph_module.code
     assert len(looked_up) == 1
     assert {op: set(op.py_kernels) for op in kernels} == kernels
 
