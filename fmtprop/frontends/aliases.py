@@ -20,8 +20,8 @@ def with_aliases(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _is_off(node: fx.Node) -> bool:
-    """Return whether a call is a dropout outside of training: for this, all its arguments are given."""
-    return node.target is _DROPOUT and node.args[2:] == (False,)
+    """Return whether a call is a dropout that drops nothing: outside of training, or with a probability of 0."""
+    return node.target is _DROPOUT and (node.args[2:] == (False,) or node.args[1] == 0)
 
 
 def _writes(node: fx.Node) -> bool:

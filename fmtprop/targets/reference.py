@@ -89,7 +89,7 @@ class ReferenceTarget(Provider):
         if made is not None:
             own = zip(names, results, made.formats, strict=True)
             results = tuple(its if request[name].kind == "any" else desc for name, desc, its in own)
-        kind = ReferenceImplementation if made is None or made.is_complex else MakingImplementation
+        kind = ReferenceImplementation if made is None or made.is_written else MakingImplementation
         yield Candidate(self.name, impl, operands, results, cost, handle=kind(impl))
 
     def _made(self, node: Node, operands: Mapping[str, MemoryDesc], results: Sequence[MemoryDesc]) -> _Made | None:
@@ -264,10 +264,13 @@ def _without_data(desc: MemoryDesc) -> torch.Tensor:
 
 
 class _Made(NamedTuple):
-    """Results that an operator makes: their formats, and whether some are complex, of which a step writes the parts."""
+    """Results that an operator makes: their formats, and whether a step writes them nevertheless.
+
+    It writes the parts of complex results, and leaves out results that are None, of gradients that nobody requested.
+    """
 
     formats: tuple[MemoryDesc, ...]
-    is_complex: bool
+    is_written: bool
 
 
 def _made_formats(node: Node, operands: Mapping[str, MemoryDesc], results: Sequence[MemoryDesc]) -> _Made | None:
@@ -277,10 +280,12 @@ def _made_formats(node: Node, operands: Mapping[str, MemoryDesc], results: Seque
     try:
         made = several(call.call())
     except REFUSED:  # it reads numbers
-        return _Made(tuple(results), is_complex=True)
+        return _Made(tuple(results), is_written=True)
+    if any(one is None for one in made):
+        return _Made(tuple(results), is_written=True)
     real = [torch.view_as_real(one.resolve_conj().resolve_neg()) if one.is_complex() else one for one in made]
     formats = tuple(_own_format(value, desc) for value, desc in zip(real, results, strict=True))
-    return _Made(formats, is_complex=any(value.is_complex() for value in made))
+    return _Made(formats, is_written=any(value.is_complex() for value in made))
 
 
 def _own_format(value: torch.Tensor, desc: MemoryDesc) -> MemoryDesc:

@@ -141,8 +141,9 @@ def _itself_if_off(function: Callable[..., torch.Tensor]) -> Callable[..., torch
     """
 
     def call(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        drops = kwargs.get("training", kwargs.get("train", args[1] if len(args) > 1 else True))
-        return function(input, *args, **kwargs) if drops else input
+        dropped = function(input, *args, **kwargs)  # which checks the arguments
+        trains = kwargs.get("training", kwargs.get("train", args[1] if len(args) > 1 else True))
+        return dropped if trains and kwargs.get("p", args[0] if args else 0.5) != 0 else input
 
     return call
 

@@ -813,11 +813,11 @@ def test_an_export_leaves_no_source_text_behind():
 
 
 class InPlaceBehindDropout(nn.Module):
-    """A tensor that changes after a dropout that is off has returned it."""
+    """A tensor that changes after dropouts that drop nothing have returned it."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = x.cos()
-        same = nn.functional.dropout(y, 0.3, training=self.training)
+        same = nn.functional.dropout(nn.functional.dropout(y, 0.3, training=self.training), p=0.0)
         y[0].add_(1)
         return same, y * 2
 

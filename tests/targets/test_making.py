@@ -189,3 +189,15 @@ def test_gradients_are_those_of_pytorch_and_a_step_leaves_no_cycle() -> None:
         assert not any(one() is not None for one in gone)
     finally:
         gc.enable()
+
+
+def test_a_gradient_that_nobody_requests_is_no_result() -> None:
+    """Of an image without a gradient, PyTorch's operator gives None beside the gradient of the grid."""
+    module = Sampled()
+    net = fp.compile(module, x := torch.randn(SHAPE), training=True, tune="model", confirm=False)
+    gradients = []
+    for call in (net, module):
+        module.zero_grad()
+        sum(result.square().sum() for result in call(x)).backward()
+        gradients.append(module.grid.grad.clone())
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
