@@ -807,9 +807,10 @@ def test_types_that_pytree_does_not_know_have_a_remedy():
 
 def test_an_export_leaves_no_source_text_behind():
     # PyTorch keeps the text of each module that it writes: hundreds of compilations in a process would add up
-    before = len(linecache.cache)
+    before = set(linecache.cache)
     from_torch(Function(lambda x: x.relu() + 1), TOKENS)
-    assert len(linecache.cache) == before
+    added = set(linecache.cache) - before  # text of other tests may go at the same time, and files may be read
+    assert not [name for name in added if name.startswith("<")]
 
 
 class InPlaceBehindDropout(nn.Module):
