@@ -27,8 +27,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fmtprop.errors import IN_PLACE_REMEDY, ImportModelError
-from fmtprop.frontends.aliases import with_aliases
 from fmtprop.frontends.derivatives import with_derivatives
+from fmtprop.frontends.in_place import with_aliases, with_copies
 from fmtprop.frontends.run_time_checks import drop_checks, index_by_tensors
 from fmtprop.frontends.source_text import check_keywords, check_parameter
 from fmtprop.frontends.state import attributes_kept, warn_of_state
@@ -402,7 +402,7 @@ def functionalised(program: ExportedProgram) -> ExportedProgram:
         warnings.filterwarnings("ignore", r".*treespec, LeafSpec.*", FutureWarning)
         try:
             with _operators_of_the_cpu():
-                functional: ExportedProgram = program.run_decompositions({})
+                functional = _decomposed(program)
         except Exception as error:  # torch traces the program again, and may raise anything
             raise ImportModelError(
                 "run_decompositions cannot make the exported program functional: "
@@ -411,6 +411,23 @@ def functionalised(program: ExportedProgram) -> ExportedProgram:
             ) from error
     index_by_tensors(functional.graph)
     drop_checks(functional.graph)
+    return functional
+
+
+def _decomposed(program: ExportedProgram) -> ExportedProgram:
+    functional: ExportedProgram
+    try:
+        functional = program.run_decompositions({})
+    except Exception as error:  # torch traces the program again, and may raise anything
+        with_strides = with_copies(program.graph_module) if "view" in str(error) else None
+        if with_strides is None:
+            raise
+        again = copy.copy(program)
+        again._graph_module = with_strides
+        try:
+            functional = again.run_decompositions({})
+        except Exception:
+            raise error from None
     return functional
 
 

@@ -26,6 +26,7 @@ from torch._prims_common import suggest_memory_format
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.turns import Compare
 from fmtprop.frontends.fx_import import copied
+from fmtprop.frontends.in_place import with_copies
 from fmtprop.training.attention import attention_in_parts, heads_in_parts
 from fmtprop.training.effects import join_checks, without_tokens
 from fmtprop.training.embedding_bag import whole_embedding_bag
@@ -116,12 +117,23 @@ def training_backend(
         leave_out_unread_rows(module.graph)
         _replace_calls(module, options.dtype)
         with _step_by_step(module), _as_pytorch_computes():
-            run = traced(module, example_inputs)
+            run = _traced(traced, module, example_inputs)
         if not made or (required and compare is None):
             return run
         return Rival(run, captured, made[-1], compare, required=required)
 
     return compile_captured
+
+
+def _traced(trace: Compiler, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Trace a captured graph; with copies in place of its in-place calls where PyTorch cannot follow their strides."""
+    try:
+        return trace(module, example_inputs)
+    except ValueError as error:
+        again = with_copies(module) if "Cannot view" in str(error) else None
+        if again is None:
+            raise
+        return trace(again, example_inputs)
 
 
 def _in_format_of_source(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -7,6 +7,7 @@ import linecache
 import re
 import warnings
 from collections import deque, namedtuple
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -832,6 +833,40 @@ def test_a_dropout_that_is_off_is_its_source():
     before = str(program.graph)
     torch.testing.assert_close(fp.compile(program)(x)[0], module(x)[0])
     assert str(program.graph) == before
+
+
+class ChangedView(nn.Module):
+    """The result of attention, a transposed view of a product, changed in place."""
+
+    def __init__(self, change: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(3, 1, batch_first=True)
+        self.change = change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.attention(x, x, x)[0]
+        self.change(found)
+        return found + 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda y: y.masked_fill_(y > 0, -1.0),
+        lambda y: y.scatter_(1, torch.zeros(3, 1, 3, dtype=torch.long), torch.ones(3, 1, 3)),
+        lambda y: y[1:].cumsum_(1),
+    ],
+)
+def test_a_transposed_view_may_change_in_place(change):
+    # the functional forms return row-major tensors, which PyTorch cannot show as the product's
+    module, x = ChangedView(change).eval(), torch.randn(3, 2, 3)
+    torch._dynamo.reset()
+    expected = module(x)
+    for net in (fp.compile(module, x), torch.compile(module, backend="fmtprop"), fp.compile(module, x, training=True)):
+        torch.testing.assert_close(net(x), expected)
+    given = torch.randn_like(expected)
+    found = torch.autograd.grad(net(x), list(module.parameters()), given)
+    torch.testing.assert_close(found, torch.autograd.grad(module(x), list(module.parameters()), given))
 
 
 class Normalized(nn.Module):
