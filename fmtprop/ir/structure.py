@@ -16,10 +16,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from typing import Any
+from weakref import WeakValueDictionary
 
 from fmtprop.errors import GraphError, ImportModelError, InputError
 
 _SCALARS = (bool, int, float, str, type(None))
+
+#: module and name of a class -> the class of named tuples that a model of this process takes or returns
+_NAMED_TUPLES: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,9 @@ def _encode(tree: Any) -> Any:
         return {"value": tree}
     if isinstance(tree, tuple) and (names := _field_names(tree)):
         items = [[name, _encode(item)] for name, item in zip(names, tree, strict=True)]
-        return {"namedtuple": type(tree).__name__, "items": items}
+        if hasattr(tree, "_fields"):
+            _NAMED_TUPLES[_class_name(tree)] = type(tree)
+        return {"namedtuple": _class_name(tree), "items": items}
     if isinstance(tree, tuple | list):
         return {"tuple" if isinstance(tree, tuple) else "list": [_encode(item) for item in tree]}
     if type(tree) in (dict, OrderedDict):
@@ -146,8 +152,9 @@ def restructure(structure: str, outputs: Sequence[Any]) -> Any:
     Returns
     -------
     object
-        Tuples, lists, dicts and named tuples as the model returned them. An object (such as a ``transformers``
-        ``ModelOutput``) is rebuilt if its class is registered with torch's pytree; otherwise it becomes a dict.
+        Tuples, lists and dicts as the model returned them. A named tuple has the model's class if this process imported
+        the model, else one with the same name and fields. An object (such as a ``transformers`` ``ModelOutput``) is
+        rebuilt if its class is registered with torch's pytree; otherwise it becomes a dict.
 
     Raises
     ------
@@ -185,14 +192,19 @@ def _decode(spec: Any, outputs: Sequence[Any]) -> Any:
         return {key: _decode(item, outputs) for key, item in content}
     items = {key: _decode(item, outputs) for key, item in spec["items"]}
     if kind == "namedtuple":
-        return _named(content, tuple(items))(**items)
+        return named_tuple(content, tuple(items))._make(items.values())
     registered = _registered_class(content)
     return items if registered is None else registered(**items)
 
 
-@lru_cache(maxsize=256)
-def _named(name: str, members: tuple[str, ...]) -> Any:
-    """Return a class of named tuples: to make one takes longer than a run of a small model."""
+def named_tuple(name: str, members: tuple[str, ...]) -> Any:
+    """Return the class of named tuples that a model of this process has, else one with the same name and fields."""
+    own = _NAMED_TUPLES.get(name)
+    return own if getattr(own, "_fields", None) == members else _made(name.rpartition(".")[2], members)
+
+
+@lru_cache(maxsize=256)  # to make a class takes longer than a run of a small model
+def _made(name: str, members: tuple[str, ...]) -> Any:
     return namedtuple(name, members)
 
 

@@ -6,12 +6,11 @@ networkx data; later readers trust the text.
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Iterator
 from typing import Any
 
 from fmtprop.errors import GraphError
-from fmtprop.ir.structure import parsed
+from fmtprop.ir.structure import named_tuple, parsed
 
 #: kind of a description -> its further keys
 _KINDS: dict[str, frozenset[str]] = {
@@ -113,7 +112,7 @@ def _children(where: str, kind: str, content: Any, spec: dict[str, Any]) -> list
     _check_distinct(where, [key for key, _ in items])
     if kind == "namedtuple":
         try:
-            namedtuple(content, [key for key, _ in items])  # checks the names
+            named_tuple(content, tuple(key for key, _ in items))  # checks the names
         except ValueError as error:
             raise GraphError(f"graph structure: {where}: not a named tuple: {error}") from error
     return items

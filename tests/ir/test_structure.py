@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict, namedtuple
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 
@@ -41,6 +43,38 @@ def test_results_are_put_back(tree, expected):
 def test_named_tuples_keep_their_fields():
     result = restructure(describe([], [], Point(Slot(0), Slot(1))), ["a", "b"])
     assert result.row == "a" and result._fields == ("row", "column")
+
+
+class Place(NamedTuple):
+    """A class with a method, for instance a detector's results."""
+
+    row: object
+    column: object
+
+    def swapped(self) -> Place:
+        return Place(self.column, self.row)
+
+
+class Checked(Place):
+    def __new__(cls, both: Sequence[object]) -> Checked:
+        return super().__new__(cls, *both)
+
+
+def test_named_tuples_keep_their_class():
+    text = describe([], [], [Place(Slot(0), Slot(1)), Checked((Slot(1), 3))])
+    one, other = restructure(text, ["a", "b"])
+    assert type(one) is Place and one.swapped() == ("b", "a")
+    assert type(other) is Checked and other == ("b", 3)
+
+
+def test_named_tuples_of_unknown_classes_have_the_same_name_and_fields():
+    def text() -> str:  # the class ends with the function
+        return describe([], [], namedtuple("Local", "row column")(Slot(0), Slot(1)))
+
+    known = describe([], [], Place(Slot(0), Slot(1)))
+    for one in (text(), known.replace("Place", "Local"), known.replace("column", "col")):
+        found = restructure(one, ["a", "b"])
+        assert type(found) is not Place and type(found).__name__ in ("Local", "Place") and found == ("a", "b")
 
 
 @pytest.mark.parametrize("key", [b"a", (1, 2), frozenset(), int])
