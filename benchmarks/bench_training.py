@@ -127,7 +127,7 @@ def loss_of(results: torch.Tensor) -> torch.Tensor:
 
 def contenders(options: argparse.Namespace, dtype: str) -> list[Contender]:
     """Return the contenders that the command line asks for."""
-    how = Options(dtype=dtype, tune=options.tune, memory=options.memory, special_values="exact")
+    how = Options(dtype=dtype, tune=options.tune, memory=options.memory, special_values="kept")
     return [contender(name, how) for name in options.vs]
 
 

@@ -133,11 +133,12 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         Whether policy ``"optimal"`` on target ``"onednn"`` may compute a convolution by Winograd's minimal filtering
         if this costs less (:mod:`fmtprop.passes.winograd`). The expected rounding error of the whole model is then at
         most 1.8 times that of direct convolutions (see ``certificate.growth``), and packed weights are larger.
-    special_values : {"fast", "exact"}, optional
+    special_values : {"fast", "kept", "exact"}, optional
         ``"exact"`` gives the same NaN and infinities as PyTorch. Ops with another treatment in oneDNN (ReLU, maxima,
-        softmax, …) run by PyTorch or by the project's own kernels, and filtering is off, so it is slower. ``"fast"``
-        differs as described in docs/numerics.md. It is the default except for training, in which a loss of NaN must be
-        visible. Only for target ``"onednn"``.
+        softmax, …) run by PyTorch or by the project's own kernels, and filtering is off, so it is slower. ``"kept"``
+        differs only in filtered convolutions, which make NaN of an infinity, and of more results. ``"fast"`` differs
+        as described in docs/numerics.md. It is the default except for training, in which a loss of NaN must be
+        visible: there ``"kept"`` is. The latter two are only for target ``"onednn"``.
     progress : callable, optional
         Called with steps done and steps in all while costs are measured.
     release_weights : bool
@@ -202,7 +203,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         tune_budget=tune_budget,
         confirm=confirm,
         winograd=winograd,
-        special_values=special_values or ("exact" if training else "fast"),
+        special_values=special_values or ("kept" if training else "fast"),
         progress=progress,
         memory=memory,
     )

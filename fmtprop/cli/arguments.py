@@ -93,9 +93,9 @@ SpecialValues = Annotated[
     str | None,
     typer.Option(
         "--special-values",
-        help="NaN and infinities: fast (as in oneDNN's instructions) or exact (as in PyTorch, everywhere; "
-        "such steps take longer).",
-        show_default="fast; exact in training",
+        help="NaN and infinities: fast (as in oneDNN's instructions), kept (never lost, but filtered convolutions "
+        "spread them) or exact (as in PyTorch, everywhere; such steps take longer).",
+        show_default="fast; kept in training",
     ),
 ]
 Train = Annotated[

@@ -122,7 +122,7 @@ def _compare(
             twice = sorted({name for name in policies if policies.count(name) > 1})
             if twice:
                 raise FmtpropError(f"policy {twice[0]!r} is given twice")
-            special = given["special_values"] or ("exact" if train else "fast")
+            special = given["special_values"] or ("kept" if train else "fast")
             ways = [Options(policy=name, **{**given, "special_values": special}) for name in policies]
             shapes = shapes_of(shape)
             make = module_maker(model, inputs, train, shapes)

@@ -72,7 +72,7 @@ def bench(
         with failing(USAGE):
             if report is not None:
                 check_destination(report, TABLES)
-            special = special_values or ("exact" if train else "fast")
+            special = special_values or ("kept" if train else "fast")
             options = Options(dtype=dtype, policy=policy, target=target, tune=tune, special_values=special)
             contenders = against(words(versus or ["torch"]), options)
             shapes = shapes_of(shape)

@@ -249,10 +249,12 @@ class Entrants:
         solver = OptimalFormats(self._setting, self._costs, obeyed, self._solver_seconds)
         ways: dict[str, list[Candidate]] = {}
         if composed and self._setting.expanding:
-            measuring = options.tuning.measures
-            found = self._attempts.of(
-                COMPOSED, lambda: expansions(prepared, solver, winograd=options.winograd, with_originals=measuring)
-            )
+            how = {
+                "winograd": options.winograd,
+                "spreads": options.special_values != "exact",
+                "with_originals": options.tuning.measures,
+            }
+            found = self._attempts.of(COMPOSED, lambda: expansions(prepared, solver, **how))
             ways = found or {}
             self.has_expansions |= bool(ways)
         usual = self.get(GREEDY)

@@ -20,7 +20,7 @@ _KNOWN: Mapping[str, tuple[str, ...]] = {
     "dtype": ("f32", "bf16"),
     "memory": ("save", "recompute"),
     "policy": (OPTIMAL, *reversed(list(POLICIES))),
-    "special_values": ("fast", "exact"),
+    "special_values": ("fast", "kept", "exact"),
     "verify": ("off", "on", "full"),
 }
 
@@ -128,8 +128,8 @@ class Options:
                 raise UnsupportedOpError(f"boundary[{name!r}] must be a MemoryDesc, got {type(desc).__name__}")
         if self.pin and self.policy != OPTIMAL:
             raise UnsupportedOpError(f"pin needs policy='optimal': the {self.policy!r} policy takes no constraints")
-        if self.special_values == "exact" and not provider(self.target).has_exact:
-            raise UnsupportedOpError("special_values='exact' needs target='onednn'")
+        if self.special_values != "fast" and not provider(self.target).has_exact:
+            raise UnsupportedOpError(f"special_values={self.special_values!r} needs target='onednn'")
         if self.tune_budget is not None and not _is_positive(self.tune_budget):
             raise UnsupportedOpError(f"tune_budget must be a number of seconds above 0, got {self.tune_budget!r}")
 

@@ -58,7 +58,7 @@ def normalise(
         Called after each pass with its name and its graph.
     target : Provider, optional
         Who will execute: oneDNN if not given.
-    special_values : {"fast", "exact"}
+    special_values : {"fast", "kept", "exact"}
         See :func:`fmtprop.compile`.
     is_known : bool
         Whether the graph of another shape was normalised before.
@@ -96,7 +96,7 @@ def normalise(
 def _passes(target: Provider, special_values: str) -> tuple[Pass, ...]:
     """Return the passes; two of them ask the target."""
     passes = [_asking(one, target) for one in NORMALISE]
-    if special_values == "exact":
+    if special_values != "fast":
         # a function and its decomposed forms treat infinities differently; maxima run by PyTorch, which has indices
         passes = [one for one in passes if not isinstance(one, RecogniseFunctions | PairMaxPoolings)]
         passes = [MarkExact(everything=True) if isinstance(one, MarkExact) else one for one in passes]

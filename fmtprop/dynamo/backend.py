@@ -140,7 +140,7 @@ def regions_by(
         return InPyTorch(piece.module)
 
     # training must show a loss that became NaN
-    trained = replace(options, special_values="exact")
+    trained = replace(options, special_values="kept") if options.special_values == "fast" else options
 
     def make_step(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> Step:
         step = Step(forward, backward, outputs, trained, compile_graph)

@@ -56,7 +56,7 @@ class Expansion:
         tail = [replace(p, op="binary", attrs=Binary("add")) if p.op == "sum" else p for p in post_ops]
         named = [replace(p, operand=p.operand and post_op_operand(number)) for number, p in enumerate(tail)]
         added = {new.operand: operands[old.operand] for old, new in zip(tail, named, strict=True) if old.operand}
-        self.out.replace(self.out.node(name).with_(post_ops=tuple(named)))
+        self.out.replace(self.out.node(name).with_(post_ops=tuple(named), exact=self.node.exact))
         self.out.set_inputs(name, {**self.out.inputs(name), **{key: value for key, value in added.items() if key}})
 
     def name(self, part: str) -> str:
@@ -122,9 +122,13 @@ def has_constant_parameters(graph: Graph, node: Node) -> bool:
     """Whether a node computes on a varying source with constant parameters."""
     inputs = graph.inputs(node.name)
     learned = [inputs[one.name] for one in ports(node, inputs) if one.role is Role.PARAMETER]
+    return has_varying_source(graph, node) and all(constant_behind(graph, value) is not None for value in learned)
+
+
+def has_varying_source(graph: Graph, node: Node, source: str = "src") -> bool:
+    """Whether a node computes on a varying source, with post-ops element by element."""
     return (
-        all(constant_behind(graph, value) is not None for value in learned)
-        and graph.node(inputs["src"].node).op != "constant"
+        graph.node(graph.inputs(node.name)[source].node).op != "constant"
         and all(opdef(post_op.op).elementwise for post_op in node.post_ops)
         and 0 not in node.results[0].dims
     )

@@ -8,6 +8,9 @@ of the ``n`` rows of a tile, a depthwise convolution (a row of B^T; its stride i
 original's) and a convolution one row high. After them comes one matrix product with A^T, with the bias and the
 post-ops. All tensors are channels-last, so every view between them is free. The result is copied once, to be dense,
 only if there are several images and tiles reach beyond their last rows.
+
+The gradient by the source is a convolution, too: of the gradient by the result, with the kernel turned around and the
+channels exchanged. Weights that are no constants (in training) are transformed in each run, by one matrix product.
 """
 
 from __future__ import annotations
@@ -28,9 +31,10 @@ from fmtprop.ir.node import Node, PostOp, Value
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.convolution import Conv
+from fmtprop.ops.convolution_backward import ConvGradient
 from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.view_attrs import Permute, Reshape, Slice
-from fmtprop.passes.expand import ExpandingPass, Expansion, has_constant_parameters, is_f32
+from fmtprop.passes.expand import ExpandingPass, Expansion, has_varying_source, is_f32
 
 #: products of a tile -> points at which its polynomials are evaluated, in addition to infinity. A search found them to
 #: have the least rounding errors, or almost; they and the entries of A and B are exact in f32
@@ -165,18 +169,51 @@ class Winograd(ExpandingPass):
         return 1.0 if tile is None else tile.growth
 
 
+@dataclass(frozen=True)
+class _Window:
+    """A convolution with stride 1 along the rows, or its gradient by the source, which is such a convolution, too."""
+
+    #: the operand over which it slides
+    source: str
+    #: of the columns
+    stride: int
+    dilate: int
+    pad_l: tuple[int, ...]
+    pad_r: tuple[int, ...]
+    #: whether the kernel is turned around, and its channels are exchanged
+    turned: bool = False
+
+
+def _window_of(graph: Graph, node: Node) -> _Window | None:
+    """Return a node's window; None if the node is no such convolution."""
+    attrs, weights = node.attrs, graph.inputs(node.name).get("weights")
+    if not isinstance(attrs, Conv | ConvGradient) or weights is None:  # a gradient by the weights reads none
+        return None
+    if attrs.groups != 1 or len(attrs.strides) != 2 or (attrs.strides[0], attrs.dilates[0]) != (1, 0):
+        return None
+    stride, dilate = attrs.strides[1], attrs.dilates[1]
+    if isinstance(attrs, Conv):
+        return _Window("src", stride, dilate, attrs.pad_l, attrs.pad_r)
+    *_, rows, columns = graph.type_of(weights).dims
+    reach = rows - 1, (columns - 1) * (dilate + 1)
+    pad_l, pad_r = (tuple(a - b for a, b in zip(reach, pad, strict=True)) for pad in (attrs.pad_l, attrs.pad_r))
+    if stride != 1 or min(*pad_l, *pad_r) < 0:
+        return None
+    return _Window("diff_dst", 1, dilate, pad_l, pad_r, turned=True)
+
+
 def _tile_of(graph: Graph, node: Node, most: float) -> Tile | None:
     """Return the tile for a convolution; None if it cannot be filtered."""
-    attrs, inputs = node.attrs, graph.inputs(node.name)
-    if node.op != "convolution" or not isinstance(attrs, Conv) or len(attrs.strides) != 2 or attrs.groups != 1:
+    window = _window_of(graph, node)
+    if window is None:
         return None
+    inputs = graph.inputs(node.name)
     weights = graph.type_of(inputs["weights"])
     if (
         weights.dims[2] not in _ROWS
-        or weights.dims[1] < 2  # a depthwise convolution of one channel would be an ordinary one
-        or (attrs.strides[0], attrs.dilates[0]) != (1, 0)
+        or weights.dims[not window.turned] < 2  # a depthwise convolution of one channel would be an ordinary one
         or not is_f32(graph, node)
-        or not has_constant_parameters(graph, node)
+        or not has_varying_source(graph, node, window.source)
     ):
         return None
     tiles = [tile for rows in _ROWS[weights.dims[2]] if (tile := Tile.make(rows, weights.dims[2])).growth <= most]
@@ -208,10 +245,10 @@ class _Filtering(Expansion):
 
     def __init__(self, graph: Graph, out: Graph, node: Node, most: float) -> None:
         super().__init__(graph, out, node)
-        tile, attrs = _tile_of(graph, node, most), node.attrs
-        if tile is None or not isinstance(attrs, Conv):
+        tile, window = _tile_of(graph, node, most), _window_of(graph, node)
+        if tile is None or window is None:
             raise GraphError(f"{node.label} is not a convolution for Winograd's filtering; see Winograd.eligible")
-        self.tile, self.attrs = tile, attrs
+        self.tile, self.window = tile, window
 
     def run(self) -> None:
         """Add all nodes; the last one has the convolution's name."""
@@ -269,34 +306,39 @@ class _Filtering(Expansion):
 
     def _product(self, k: int, tall: int, kernel: Value) -> Value:
         """Add the contribution of the ``k``-th row of every tile; return it."""
-        outputs = self.node.results[0].dims[1]
-        cut = Slice.along(self.out.type_of(kernel).dims, 0, k * outputs, outputs)
-        inputs = {"src": self._source(k, tall), "weights": self.view(f"kernel_{k}", kernel, cut)}
-        strides, dilates = (1, self.attrs.strides[1]), (0, self.attrs.dilates[1])
-        attrs = Conv(strides, dilates, (0, self.attrs.pad_l[1]), (0, self.attrs.pad_r[1]))
-        return self.emit(f"product_{k}", inputs, attrs)
+        window = self.window
+        inputs = {"src": self._source(k, tall), "weights": self._row(k, kernel)}
+        pad_l, pad_r = (0, window.pad_l[1]), (0, window.pad_r[1])
+        return self.emit(f"product_{k}", inputs, Conv((1, window.stride), (0, window.dilate), pad_l, pad_r))
 
     def _source(self, k: int, tall: int) -> Value:
         """Add the depthwise convolution that makes the ``k``-th row of every tile of the source."""
-        row, padding = self.tile.source[k], self.attrs.pad_l[0]
+        row, padding, source = self.tile.source[k], self.window.pad_l[0], self.inputs[self.window.source]
         taps = [i for i, factor in enumerate(row) if factor]
         first, last = min(taps[0], padding), taps[-1]  # no window starts before the padding
         step = 2 if first == taps[0] and {b - a for a, b in pairwise(taps)} == {2} else 1
-        _, channels, height, _ = self.graph.type_of(self.inputs["src"]).dims
+        _, channels, height, _ = self.graph.type_of(source).dims
         after = max((tall - 1) * self.tile.rows + last + 1 - padding - height, 0)
         factors = _numbers([row[first : last + 1 : step]]).reshape(1, 1, 1, -1, 1)
         weights = self.constant(f"source_{k}", factors.repeat(channels, 1, 1, 1, 1))
         attrs = Conv((self.tile.rows, 1), (step - 1, 0), (padding - first, 0), (after, 0), channels)
-        return self.emit(f"source_{k}", {"src": self.inputs["src"], "weights": weights}, attrs)
+        return self.emit(f"source_{k}", {"src": source, "weights": weights}, attrs)
 
     def _kernel(self) -> Value:
-        """Return the transformed kernel, with all its rows along axis 0; made only of constants, so computed once."""
+        """Return the transformed kernel [outputs, inputs, rows, columns] of the weights."""
         outputs, inputs, taps, columns = self.graph.type_of(self.inputs["weights"]).dims
-        turned = self.view("kernel_by_row", self.inputs["weights"], Permute((2, 0, 1, 3)))
-        rows = self.view("kernel_rows", turned, Reshape((taps, outputs * inputs * columns)))
-        factors = self.constant("kernel", _numbers(self.tile.kernel))
-        product = self.emit("kernel_product", {"src": factors, "weights": rows}, MatMul())
-        return self.view("kernel", product, Reshape((len(self.tile.kernel) * outputs, inputs, 1, columns)))
+        matrix, same = _numbers(self.tile.kernel), torch.eye(columns)
+        if self.window.turned:
+            matrix, same = matrix.flip(1), same.flip(1)
+        factors = self.constant("kernel", torch.kron(matrix, same).t().contiguous())
+        flat = self.view("kernel_flat", self.inputs["weights"], Reshape((outputs * inputs, taps * columns)))
+        product = self.emit("kernel_product", {"src": flat, "weights": factors}, MatMul())
+        return self.view("kernel", product, Reshape((outputs, inputs, len(self.tile.kernel), columns)))
+
+    def _row(self, k: int, kernel: Value) -> Value:
+        """Return a row of the transformed kernel, as weights of a convolution one row high."""
+        row = self.view(f"kernel_{k}", kernel, Slice.along(self.out.type_of(kernel).dims, 2, k, 1))
+        return self.view(f"kernel_{k}_turned", row, Permute((1, 0, 2, 3))) if self.window.turned else row
 
 
 def _numbers(matrix: Sequence[Sequence[Fraction]]) -> torch.Tensor:

@@ -12,11 +12,12 @@ from torch import nn
 
 import fmtprop as fp
 from fmtprop.errors import GraphError
-from fmtprop.ir import Graph, Value
+from fmtprop.ir import Graph, TensorType, Value
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import Eltwise, emit
-from fmtprop.ops.convolution import Conv
+from fmtprop.ops.convolution import Conv, infer
+from fmtprop.ops.convolution_backward import ConvGradient
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.base import Pipeline
 from fmtprop.passes.optimal import OptimalFormats, expansions, trial
@@ -50,6 +51,11 @@ def convolution(
     attrs = Conv((1, stride), (0, dilate), padding[:2], padding[2:])
     y = b.op("convolution", attrs, "conv", src=b.input(*src), **operands)
     return b.output(b.act(y) if tail else y)
+
+
+def weights(b: Builder, outputs: int = 4, inputs: int = 4, rows: int = 3, columns: int = 3) -> Value:
+    """Return weights that are no constant, as in training."""
+    return b.input(outputs, inputs, rows, columns, name=b.graph.fresh_name("weights"))
 
 
 def filtered(graph: Graph, tolerance: float = 1e-4) -> Graph:
@@ -142,6 +148,40 @@ def test_a_filtered_convolution_means_the_same(window, count):
     assert products(filtered(convolution(**window))) == count
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_weights_may_be_computed(bias):
+    b = Builder()
+    operands = {"weights": weights(b, 6, 4, 3, 2)} | ({"bias": b.input(6, name="bias")} if bias else {})
+    y = b.op("convolution", Conv.make(2, pad_l=1), "conv", src=b.input(2, 4, 12, 10), **operands)
+    assert products(filtered(b.output(b.act(y)))) == 8
+
+
+@settings(deadline=None)
+@given(
+    height=st.integers(7, 20),
+    width=st.integers(5, 9),
+    taps=st.sampled_from([3, 5, 7]),
+    columns=st.integers(1, 3),
+    top=st.integers(0, 2),
+    bottom=st.integers(0, 2),
+    side=st.integers(0, 2),
+    dilate=st.integers(0, 1),
+    batch=st.integers(1, 2),
+    constant=st.booleans(),
+)
+def test_the_gradient_by_a_source_means_the_same(
+    height, width, taps, columns, top, bottom, side, dilate, batch, constant
+):
+    side = min(side, (columns - 1) * (dilate + 1))
+    b, dims = Builder(), (batch, 3, height, width)
+    attrs = ConvGradient((1, 1), (0, dilate), (top, side), (bottom, 0), 1, dims)
+    types = {"src": TensorType(dims), "weights": TensorType((5, 3, taps, columns))}
+    diff_dst = b.input(*infer(attrs.convolution, types)[0].dims)
+    kernel = b.constant(b.random(5, 3, taps, columns)) if constant else weights(b, 5, 3, taps, columns)
+    y = b.op("convolution_backward_data", attrs, "conv", diff_dst=diff_dst, weights=kernel)
+    filtered(b.output(b.act(y, "tanh")), tolerance=5e-4)
+
+
 @settings(deadline=None)
 @given(
     height=st.integers(3, 20),
@@ -197,9 +237,15 @@ def test_what_it_cannot_compute_stays():
     b.conv(x, 4, "strided", kernel=3, pad_l=1, strides=2)
     b.conv(x, 4, "dilated", kernel=3, pad_l=2, dilates=1)
     b.conv(x, 4, "grouped", kernel=3, pad_l=1, groups=2)
-    weights = b.input(4, 4, 3, 3, name="weights")
-    b.op("convolution", Conv.make(2, pad_l=1), "computed", src=x, weights=weights)
-    graph = b.output(*map(Value, ("pointwise", "strided", "dilated", "grouped", "computed")))
+    b.op("convolution", Conv.make(2, pad_l=1), "constant", src=b.constant(b.random(1, 4, 9, 9)), weights=weights(b))
+    names = ["pointwise", "strided", "dilated", "grouped", "constant"]
+    for strides, pad in ((2, 1), (1, 3)):  # pads beyond the kernel cut the gradient
+        attrs = ConvGradient((strides, strides), (0, 0), (pad, pad), (pad, pad), 1, (2, 4, 9, 9))
+        dims = infer(attrs.convolution, {"src": TensorType((2, 4, 9, 9)), "weights": TensorType((4, 4, 3, 3))})[0].dims
+        names.append(f"gradient_{strides}")
+        diff_dst = b.input(*dims, name=f"diff_{strides}")
+        b.op("convolution_backward_data", attrs, names[-1], diff_dst=diff_dst, weights=weights(b))
+    graph = b.output(*map(Value, names))
     assert Winograd().run(graph) is graph
     assert Winograd(["strided"]).run(graph) is graph
     with pytest.raises(GraphError, match="nobody"):
@@ -402,6 +448,37 @@ def test_a_residual_is_added_to_what_a_filtered_convolution_gives(batch):
     # several images have gaps between them, which a copy in another format leaves out
     assert (added.results[0].buffer == joined.results[0].buffer) == (batch == 1)
     torch.testing.assert_close(net(x), module(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("size", [(1, 16, 20, 13), (3, 16, 14, 9)])
+@pytest.mark.parametrize("special_values", ["kept", "exact"])
+def test_both_passes_of_training_are_filtered(size, special_values):
+    torch.manual_seed(0)
+    module, x = Two(), torch.randn(size)
+    how = {"confirm": False, "verify": "full", "special_values": special_values}
+    net, ours = fp.compile(module, x, training=True, **how), x.clone().requires_grad_()
+    theirs = x.clone().requires_grad_()
+    given = torch.randn_like(module(x))
+    found = torch.autograd.grad(net(ours), [ours, *module.parameters()], given)
+    expected = torch.autograd.grad(module(theirs), [theirs, *module.parameters()], given)
+    for got, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+    filtered = {name for one in net.nets for name in joined(one.graph)}
+    both = {"conv_1", "conv_2", "conv_data_1", "conv_data_2"}
+    assert filtered == (both if special_values == "kept" else set())
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_training_shows_what_is_not_finite(value):
+    torch.manual_seed(0)
+    module, x = Two(), torch.randn(1, 16, 24, 9)
+    x[0, 3, 7, 4] = value
+    net = fp.compile(module, x, training=True, confirm=False)
+    with torch.no_grad():
+        got, want = net(x), module(x)
+    assert not got[~want.isfinite()].isfinite().any() and not want.isfinite().all()
 
 
 @pytest.mark.usefixtures("always")

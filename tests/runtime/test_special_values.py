@@ -211,7 +211,7 @@ def test_exact_is_refused_where_it_is_not_known():
     x = torch.ones(3)
     with pytest.raises(fp.UnsupportedOpError, match=r"special_values='exact' needs target='onednn'"):
         fp.compile(nn.ReLU(), x, special_values="exact", target="mkldnn")
-    with pytest.raises(fp.UnsupportedOpError, match=r"'special_values' parameter .* one of 'fast', 'exact'"):
+    with pytest.raises(fp.UnsupportedOpError, match=r"'special_values' parameter .* one of 'fast', 'kept', 'exact'"):
         fp.compile(nn.ReLU(), x, special_values="slow")
 
 

@@ -33,7 +33,7 @@ _CHANNELS, _HEIGHT = 16, 4
 
 
 def expansions(
-    graph: Graph, solver: OptimalFormats, *, winograd: bool = True, with_originals: bool = True
+    graph: Graph, solver: OptimalFormats, *, winograd: bool = True, spreads: bool = False, with_originals: bool = True
 ) -> dict[str, list[Candidate]]:
     """Return the expansions of a graph's nodes by name, in channels-last formats, in which all views are free.
 
@@ -45,10 +45,14 @@ def expansions(
         The solver of the small graphs.
     winograd : bool
         Whether convolutions may use Winograd's filtering.
+    spreads : bool
+        Whether this is so for nodes that must keep NaN and infinities: it makes NaN of an infinity, and of more
+        results, but loses none.
     with_originals : bool
         Whether to solve the original nodes, too: then costs of both are measured in the same rounds.
     """
-    alike = _alike(graph, [one.rewrite for one in EXPANSIONS if winograd or not isinstance(one.rewrite, Winograd)])
+    rewrites = [one.rewrite for one in EXPANSIONS if winograd or not isinstance(one.rewrite, Winograd)]
+    alike = _alike(graph, rewrites, spreads)
     if not alike:
         return {}
     trial, boundary = Graph(graph.name), dict[str, MemoryDesc]()
@@ -116,12 +120,13 @@ class _Alike(NamedTuple):
     nodes: list[Node]
 
 
-def _alike(graph: Graph, rewrites: Sequence[ExpandingPass]) -> list[_Alike]:
+def _alike(graph: Graph, rewrites: Sequence[ExpandingPass], spreads: bool) -> list[_Alike]:
     """Return the nodes that can be expanded, those with the most work."""
     alike: dict[Hashable, _Alike] = {}
     for rewrite in rewrites:
         for node in rewrite.eligible(graph):
-            if node.exact:  # in an expansion, infinities become NaN and spread to more elements
+            # in an expansion, infinities become NaN and spread to more elements
+            if node.exact and not (spreads and isinstance(rewrite, Winograd)):
                 continue
             growth = rewrite.growth(graph, node)
             if isinstance(rewrite, Winograd) and not (_is_large(graph, node) and _is_another(graph, node, rewrite)):
@@ -159,6 +164,7 @@ def _add(
 ) -> dict[str, Value]:
     """Add a node that is to be replaced, and maybe an equal one that is not; return their operands."""
     inputs = {}
+    learned = {one.name for one in ports(node, graph.inputs(node.name)) if one.role is Role.PARAMETER}
     for operand, value in graph.inputs(node.name).items():
         type_, name = graph.type_of(value), f"{operand}_{number}"
         constant = constant_behind(graph, value)
@@ -166,7 +172,8 @@ def _add(
             inputs[operand] = trial.constant(name, type_, _converted(graph.constants[constant.name], type_))
         else:
             inputs[operand] = trial.input(name, type_)
-            boundary[name] = channels_last(MemoryDesc(type_.dims, type_.dtype))
+            desc = MemoryDesc(type_.dims, type_.dtype)
+            boundary[name] = desc if operand in learned else channels_last(desc)
     for name in (_original(number), _expanded(number)) if with_originals else (_expanded(number),):
         (result,) = trial.add(node.with_(name=name), inputs)
         trial.output(result, f"{name}.out")
