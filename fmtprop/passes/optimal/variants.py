@@ -68,7 +68,11 @@ class Variant(Generic[Rewrite]):
 
 #: several nodes for one
 EXPANSIONS: tuple[Variant[ExpandingPass], ...] = (
-    Variant("filtering", Winograd(), "VGG-16 0.62, ResNet-50 0.92 (AVX2, docs/performance.md); a training step of U-Net 0.85"),
+    Variant(
+        "filtering",
+        Winograd(),
+        "VGG-16 0.62, ResNet-50 0.92 (AVX2, docs/performance.md); a training step of U-Net 0.85",
+    ),
     Variant("filtering, finer", Winograd(most=MOST_GROWTH), "VGG-16 0.77 (AVX2, docs/experiments.md)"),
     Variant("norm as convolution", NormAsConvolution(), "DenseNet-121 0.78, 0.84 on AVX-512 (docs/experiments.md)"),
     Variant("depthwise planes", DepthwisePlanes(), "Conv-TasNet 0.40 (AVX-512, docs/experiments.md)"),
