@@ -27,10 +27,11 @@ def with_aliases(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def with_copies(module: fx.GraphModule) -> fx.GraphModule | None:
-    """Return a program whose in-place calls are copies of their functional forms; None if it has none.
+    """Return a program whose in-place calls are copies of their functional forms on copies; None if it has none.
 
-    PyTorch passes a change of a view on to the tensor that it shows. It cannot where the view is a transposed one and
-    the functional form returns a row-major tensor (``masked_fill``, ``scatter``, ``cumsum``); a copy keeps strides.
+    Gradients then read no changed tensor. PyTorch passes a change of a view on to the tensor that it shows. It cannot
+    where the view is a transposed one and the functional form returns a row-major tensor (``masked_fill``, ``scatter``,
+    ``cumsum``); a copy keeps strides.
     """
     return _changed(module, _copy) if any(_functional(node) for node in _nodes(module)) else None
 
@@ -68,11 +69,14 @@ def _writes(node: fx.Node) -> bool:
 def _copy(node: fx.Node) -> None:
     if (functional := _functional(node)) is None:
         return
+    first, *others = node.args
+    clone = "clone" if node.op == "call_method" else torch.ops.aten.clone.default
     with node.graph.inserting_before(node):
-        new = node.graph.create_node(node.op, functional, node.args, node.kwargs)
-    new.meta = dict(node.meta)
+        old = node.graph.create_node(node.op, clone, (first,))
+        new = node.graph.create_node(node.op, functional, (old, *others), node.kwargs)
+    old.meta, new.meta = dict(node.meta), dict(node.meta)
     node.target = "copy_" if node.op == "call_method" else torch.ops.aten.copy_.default
-    node.args, node.kwargs = (node.args[0], new), {}
+    node.args, node.kwargs = (first, new), {}
 
 
 def _functional(node: fx.Node) -> str | OpOverload | None:

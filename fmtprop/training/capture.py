@@ -8,6 +8,7 @@ halves.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -37,6 +38,11 @@ from fmtprop.training.recurrent import RECURRENT, whole_recurrent
 from fmtprop.training.rival import Rival
 from fmtprop.training.step import Step, leading_sizes
 from fmtprop.training.unread_rows import leave_out_unread_rows
+
+_LOG = logging.getLogger(__name__)
+
+#: errors of PyTorch about in-place calls that eager PyTorch computes
+_UNTRACED = ("Cannot view a tensor", "modified by an inplace operation")
 
 #: a backend of torch.compile, or a compiler of AOTAutograd's
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -79,8 +85,11 @@ def training_backend(
     def compile_captured(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         watch_hooks()
         made: list[Step] = []
+        is_traced = False
 
         def partition(joint: fx.GraphModule, inputs: Any, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+            nonlocal is_traced
+            is_traced = True
             tokens = join_checks(joint)
             keep_factorized_side(joint)
             forward, backward = parted(joint, inputs, **how)
@@ -99,6 +108,8 @@ def training_backend(
             return _boxed(made[-1].forward)
 
         def infer(program: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            nonlocal is_traced
+            is_traced = True
             tokens = join_checks(program)
             without_tokens(program, tokens)
             run = inference(program, inputs[tokens:])
@@ -116,8 +127,15 @@ def training_backend(
         captured = fx.GraphModule(module, copied(module.graph))  # the capture of gradients changes calls
         leave_out_unread_rows(module.graph)
         _replace_calls(module, options.dtype)
-        with _step_by_step(module), _as_pytorch_computes():
-            run = _traced(traced, module, example_inputs)
+        try:
+            with _step_by_step(module), _as_pytorch_computes():
+                run = _traced(traced, module, example_inputs)
+        except RuntimeError as error:
+            if required or is_traced:
+                raise
+            # PyTorch has no gradients of this graph: a caller may never ask for them, and gets its error otherwise
+            _LOG.info("a graph runs in PyTorch: %s", error)
+            return captured
         if not made or (required and compare is None):
             return run
         return Rival(run, captured, made[-1], compare, required=required)
@@ -126,11 +144,14 @@ def training_backend(
 
 
 def _traced(trace: Compiler, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Trace a captured graph; with copies in place of its in-place calls where PyTorch cannot follow their strides."""
+    """Trace a captured graph; with copies in place of its in-place calls where PyTorch cannot trace these.
+
+    It cannot follow their strides through views, or finds that one changed a tensor that its own gradient reads.
+    """
     try:
         return trace(module, example_inputs)
-    except ValueError as error:
-        again = with_copies(module) if "Cannot view" in str(error) else None
+    except (RuntimeError, ValueError) as error:
+        again = with_copies(module) if any(text in str(error) for text in _UNTRACED) else None
         if again is None:
             raise
         return trace(again, example_inputs)

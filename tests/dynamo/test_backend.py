@@ -690,3 +690,24 @@ def test_statistics_of_bf16_have_the_type_that_pytorch_gives_them(parameters, st
         for result, wanted in zip(got, expected, strict=True):
             assert result.dtype is wanted.dtype
             torch.testing.assert_close(result, wanted)
+
+
+class Half(nn.Module):
+    """A call that has no gradients, behind a layer that has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(7, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).floor_divide(0.5) * 2
+
+
+def test_what_has_no_gradients_runs_in_pytorch():
+    model, x = Half(), torch.randn(3, 7)
+    compiled = torch.compile(model, backend="fmtprop")
+    torch.testing.assert_close(compiled(x), model(x))
+    with pytest.raises(RuntimeError, match="floor_divide"):
+        compiled(x).sum().backward()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
