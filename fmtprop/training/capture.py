@@ -26,6 +26,7 @@ from torch._prims_common import suggest_memory_format
 
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.turns import Compare
+from fmtprop.errors import ImportModelError
 from fmtprop.frontends.fx_import import copied
 from fmtprop.frontends.in_place import with_copies
 from fmtprop.training.attention import attention_in_parts, heads_in_parts
@@ -131,8 +132,13 @@ def training_backend(
             with _step_by_step(module), _as_pytorch_computes():
                 run = _traced(traced, module, example_inputs)
         except RuntimeError as error:
-            if required or is_traced:
+            if is_traced:
                 raise
+            if required:
+                raise ImportModelError(
+                    f"PyTorch cannot trace the gradients: {str(error).partition(chr(10))[0]}. Call what has none under "
+                    "torch.no_grad(), or leave it out of the module that is compiled"
+                ) from error
             # PyTorch has no gradients of this graph: a caller may never ask for them, and gets its error otherwise
             _LOG.info("a graph runs in PyTorch: %s", error)
             return captured

@@ -511,6 +511,22 @@ def test_sizes_that_data_choose_are_refused():
         fp.compile(Routed(), torch.randn(6, 8), **OPTIONS)
 
 
+class Half(nn.Linear):
+    """A call that has no gradients behind one that has."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).floor_divide(0.5)
+
+
+def test_what_has_no_gradients_is_named():
+    named = r"cannot trace the gradients: derivative for aten::floor_divide is not implemented. Call what has none under"
+    with (
+        pytest.warns(UserWarning, match="Error detected in"),  # PyTorch's own
+        pytest.raises(ImportModelError, match=named),
+    ):
+        fp.compile(Half(12, 3), torch.randn(6, 12), **OPTIONS)
+
+
 def test_what_cannot_be_compiled_is_said():
     class Leaky(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
