@@ -519,7 +519,9 @@ class Half(nn.Linear):
 
 
 def test_what_has_no_gradients_is_named():
-    named = r"cannot trace the gradients: derivative for aten::floor_divide is not implemented. Call what has none under"
+    named = (
+        r"cannot trace the gradients: derivative for aten::floor_divide is not implemented. Call what has none under"
+    )
     with (
         pytest.warns(UserWarning, match="Error detected in"),  # PyTorch's own
         pytest.raises(ImportModelError, match=named),
