@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 from typing import TypeVar
 
 from fmtprop.system.files import check_regular, locked
@@ -30,6 +30,8 @@ from fmtprop.system.locks import ProcessLock
 
 #: a record's kind and key, and its value
 Records = dict[tuple[str, str], float | str]
+
+_State = tuple[int, ...]
 
 _T = TypeVar("_T")
 
@@ -44,6 +46,12 @@ _MOST_RECORDS = 250_000
 
 #: pause between two attempts while another process has locked the file
 _PAUSE_SECONDS = 0.005
+
+#: a file that changed so long ago, at least, has another time of change when it changes again
+_TICK_SECONDS = 0.02
+
+#: path, state and sound records of the file that was read last: a process that compiles many models reads it once
+_known: tuple[Path, _State, Records] | None = None
 
 _connected = ProcessLock()
 
@@ -73,20 +81,25 @@ def read(path: Path, timeout: float) -> tuple[Records, str]:
     Returns
     -------
     dict, str
-        The records by kind and key, and the damage; the text is empty for a sound file.
+        The records by kind and key, and the damage; the text is empty for a sound file. Each call returns the same
+        object while only this process changes the file: the caller adds what it writes.
 
     Raises
     ------
     OSError
         The file is not regular, is too large, or cannot be read now.
     """
-    records: Records = {}
+    global _known
+    known, state, records = _known, _state(path), Records()
+    if known is not None and known[:2] == (path, state) and _is_settled(state):
+        return known[2], ""
     try:
         damage = _with(path, "rw", timeout, lambda connection: _load(connection, records))
     except FileNotFoundError:
         return {}, ""
     except sqlite3.DatabaseError as error:
         damage = f"damaged ({error}); unreadable records are ignored"
+    _known = None if damage else (path, state, records)
     return records, damage
 
 
@@ -111,10 +124,14 @@ def write(path: Path, records: Records, *, sync: bool, damaged: bool, timeout: f
     OSError
         The records cannot be written; the file keeps its old records.
     """
+    global _known
     path.parent.mkdir(parents=True, exist_ok=True)
     if not damaged:
+        known, before = _known, _state(path)
         with suppress(sqlite3.DatabaseError):
             _with(path, "rwc", timeout, lambda connection: _insert(connection, records, sync))
+            if known is not None and known[:2] == (path, before):
+                _known = path, _state(path), known[2]  # the caller adds these records
             return
     with locked(path, timeout):
         sound, damage = read(path, timeout)  # another process may have replaced the file by now
@@ -126,6 +143,19 @@ def write(path: Path, records: Records, *, sync: bool, damaged: bool, timeout: f
             _with(path, "rwc", timeout, lambda connection: _insert(connection, {**sound, **records}, sync))
         except sqlite3.DatabaseError as error:
             raise OSError(errno.EIO, str(error), str(path)) from error
+
+
+def _state(path: Path) -> _State:
+    """Return what changes with a file; empty without a file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev
+
+
+def _is_settled(state: _State) -> bool:
+    return bool(state) and state[0] < (time() - _TICK_SECONDS) * 1e9
 
 
 def _load(connection: sqlite3.Connection, records: Records) -> str:

@@ -39,7 +39,8 @@ class Store:
 
     Notes
     -----
-    Records are read once, when the store is opened; records that other processes add later are not seen.
+    Records are read once, when the store is opened; records that other processes add later are not seen. Stores of one
+    file share their records while only this process changes it.
 
     Examples
     --------

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 import warnings
 import zlib
 from contextlib import closing
@@ -84,6 +85,22 @@ def test_what_is_added_is_found_by_everybody(path: Path) -> None:
     store = Store(path)
     assert store.figure("absent") is None and store.verdict("absent") is None and not store.has_passed("absent")
     assert files_of(path) == {""}, "neither journal nor lock stays"
+
+
+def test_a_file_that_nobody_else_changed_is_read_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Store(path).add_figures({"ours": 1.0})
+    time.sleep(0.05)  # a file has a new time of change after a tick of the system's clock
+    assert Store(path).figure("ours") == 1.0
+    Store(path).add_figures({"more": 3.0})
+    time.sleep(0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", lambda *_, **__: pytest.fail("it is read again"))
+        assert Store(path).figure("ours") == 1.0 and Store(path).figure("more") == 3.0
+    code = "import pathlib, sys; from fmtprop.store import Store; Store(pathlib.Path(sys.argv[1])).add_figures({'ours': 2})"
+    subprocess.run([sys.executable, "-c", code, path], check=True)
+    assert Store(path).figure("ours") == 2.0 and Store(path).figure("more") == 3.0
+    path.unlink()
+    assert len(Store(path)) == 0
 
 
 def test_kinds_share_no_keys(path: Path) -> None:
