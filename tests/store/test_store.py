@@ -96,7 +96,8 @@ def test_a_file_that_nobody_else_changed_is_read_once(path: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(sqlite3, "connect", lambda *_, **__: pytest.fail("it is read again"))
         assert Store(path).figure("ours") == 1.0 and Store(path).figure("more") == 3.0
-    code = "import pathlib, sys; from fmtprop.store import Store; Store(pathlib.Path(sys.argv[1])).add_figures({'ours': 2})"
+    code = "import sys; from pathlib import Path; from fmtprop.store import Store"
+    code = f"{code}; Store(Path(sys.argv[1])).add_figures({{'ours': 2.0}})"
     subprocess.run([sys.executable, "-c", code, path], check=True)
     assert Store(path).figure("ours") == 2.0 and Store(path).figure("more") == 3.0
     path.unlink()
