@@ -45,6 +45,9 @@ _LOG = logging.getLogger(__name__)
 #: errors of PyTorch about in-place calls that eager PyTorch computes
 _UNTRACED = ("Cannot view a tensor", "modified by an inplace operation")
 
+#: errors of PyTorch about gradients that eager PyTorch raises only in a backward pass
+_NO_GRADIENTS = ("derivative for ", "modified by an inplace operation")
+
 #: a backend of torch.compile, or a compiler of AOTAutograd's
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -132,7 +135,7 @@ def training_backend(
             with _step_by_step(module), _as_pytorch_computes():
                 run = _traced(traced, module, example_inputs)
         except RuntimeError as error:
-            if is_traced:
+            if is_traced or not any(text in str(error) for text in _NO_GRADIENTS):
                 raise
             if required:
                 raise ImportModelError(
