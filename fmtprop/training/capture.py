@@ -89,11 +89,8 @@ def training_backend(
     def compile_captured(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         watch_hooks()
         made: list[Step] = []
-        is_traced = False
 
         def partition(joint: fx.GraphModule, inputs: Any, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-            nonlocal is_traced
-            is_traced = True
             tokens = join_checks(joint)
             keep_factorized_side(joint)
             forward, backward = parted(joint, inputs, **how)
@@ -112,8 +109,6 @@ def training_backend(
             return _boxed(made[-1].forward)
 
         def infer(program: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            nonlocal is_traced
-            is_traced = True
             tokens = join_checks(program)
             without_tokens(program, tokens)
             run = inference(program, inputs[tokens:])
@@ -135,7 +130,7 @@ def training_backend(
             with _step_by_step(module), _as_pytorch_computes():
                 run = _traced(traced, module, example_inputs)
         except RuntimeError as error:
-            if is_traced or not any(text in str(error) for text in _NO_GRADIENTS):
+            if not any(text in str(error) for text in _NO_GRADIENTS):
                 raise
             if required:
                 raise ImportModelError(
