@@ -136,13 +136,15 @@ def operator(attrs: HostCall, tensors: Tensors, results: Sequence[torch.Tensor |
     if any(str(result.real_type) != "Tensor" for result in prepared.function._schema.returns):
         return None
     call = partial(trial.binding or prepared.function, *args, **kwargs)
-    return Copying(call, places, may_share=_is_composite(prepared.function))
+    return Copying(call, places, may_share=_may_share(prepared.function))
 
 
 @lru_cache(maxsize=1024)
-def _is_composite(function: Any) -> bool:
-    """Return whether a function calls others, of which the result may be a view of an argument."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd"))
+def _may_share(function: Any) -> bool:
+    """Return whether a result may be a view of an argument: declared so, by functions called within, or of a user's."""
+    is_view = any(result.alias_info is not None for result in function._schema.returns)
+    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
+    return is_view or is_composite or function.namespace != "aten"
 
 
 def _gradient_of_table(

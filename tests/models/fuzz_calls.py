@@ -270,6 +270,15 @@ def unfold(d: Draw) -> object:
     return d.call("unfold(2)", lambda x: F.unfold(x, 2, padding=1), [x])
 
 
+@call(2)
+def windows(d: Draw) -> object:
+    x = d.pick(range(1, 5), lambda t: t.numel() > 0)
+    axis = d.rng.randrange(d.values[x].ndim)
+    size = d.rng.randint(1, d.values[x].shape[axis])
+    step = d.rng.choice([size, size, 1, 2])
+    return d.call(f"x.unfold({axis}, {size}, {step})", lambda x: x.unfold(axis, size, step), [x])
+
+
 # ---------------------------------------------------------------- normalization
 
 

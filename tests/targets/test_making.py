@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -136,6 +136,46 @@ def test_a_view_of_an_operand_is_copied() -> None:
         results = net(x)
         assert all(map(torch.equal, results, Views()(x)))
         assert len({result.untyped_storage().data_ptr() for result in results}) == len(results)
+
+
+class Windowed(nn.Module):
+    """A view by an operator whose source's memory later steps overwrite."""
+
+    def __init__(self, view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.view = nn.Linear(32, 32), view
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.layer(x).relu()
+        view = self.view(y)
+        for _ in range(3):
+            y = self.layer(y).sigmoid()
+        return view, y
+
+
+@pytest.mark.parametrize("policy", ["plain", "propagate", "optimal"])
+@pytest.mark.parametrize(
+    "view",
+    [lambda y: y.unfold(1, 8, 8), lambda y: y.unfold(1, 8, 4), lambda y: y.unfold(0, 2, 1), torch._neg_view],
+)
+def test_a_declared_view_outlives_its_source(view: Callable[[torch.Tensor], torch.Tensor], policy: str) -> None:
+    module, x = Windowed(view), torch.randn(2, 32, 32)
+    net = fp.compile(module, x, policy=policy, tune="model", confirm=False)
+    for _ in range(2):
+        for found, expected in zip(net(x), module(x), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_what_a_users_operator_returns_may_be_a_view(is_made: bool) -> None:
+    with torch.library._scoped_library("fmtprop_views", "FRAGMENT") as library:
+        library.define(f"half_{is_made}(Tensor x) -> Tensor")
+        library.impl(f"half_{is_made}", lambda x: x[:, :16].clone() if is_made else x[:, :16], "CPU")
+        library.impl(f"half_{is_made}", lambda x: x.new_empty(x.shape[0], 16, *x.shape[2:]), "Meta")
+        module, x = Windowed(getattr(torch.ops.fmtprop_views, f"half_{is_made}")), torch.randn(2, 32, 32)
+        net = fp.compile(module, x, tune="model", confirm=False)
+        for found, expected in zip(net(x), module(x), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_run_keeps_no_tensor_that_it_made() -> None:
