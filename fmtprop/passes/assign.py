@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
-from fmtprop.errors import FormatError, GraphError, UnsupportedOpError
+from fmtprop.errors import FormatError, GraphError, ShapeError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Choice, Node, Value
 from fmtprop.ir.op import Category, opdef
@@ -266,5 +266,8 @@ def desc_of_constant(node: Node, data: object) -> MemoryDesc:
     stride = getattr(data, "stride", None)
     if stride is None or 0 in type_.dims:
         return _row_major(type_)
-    desc = MemoryDesc(type_.dims, type_.dtype, strides=tuple(stride()))
+    try:
+        desc = MemoryDesc(type_.dims, type_.dtype, strides=tuple(stride()))
+    except ShapeError:  # windows that overlap
+        return _row_major(type_)
     return desc if desc.is_packed else _row_major(type_)

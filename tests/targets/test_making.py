@@ -166,6 +166,23 @@ def test_a_declared_view_outlives_its_source(view: Callable[[torch.Tensor], torc
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("policy", ["plain", "propagate", "optimal"])
+def test_windows_of_a_constant_may_overlap(policy: str) -> None:
+    class Windows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("whole", torch.randn(32, 3))
+            self.register_buffer("parts", torch.randn(20).unfold(0, 6, 2))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (self.whole * 2).unfold(0, 6, 2), self.parts, self.parts @ x
+
+    module, x = Windows(), torch.randn(6, 4)
+    net = fp.compile(module, x, policy=policy, tune="model", confirm=False)
+    for found, expected in zip(net(x), module(x), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("is_made", [False, True])
 def test_what_a_users_operator_returns_may_be_a_view(is_made: bool) -> None:
     with torch.library._scoped_library("fmtprop_views", "FRAGMENT") as library:
