@@ -18,7 +18,7 @@ from fmtprop import dnnl
 from fmtprop.compiling.compilation import Compilation
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.dynamic import DynamicModel
-from fmtprop.compiling.options import DEFAULT_POLICY, Options, Tune
+from fmtprop.compiling.options import DEFAULT_POLICY, KEPT, Options, Tune
 from fmtprop.compiling.shapes import Shapes
 from fmtprop.compiling.stages import random_inputs
 from fmtprop.errors import GraphError, ImportModelError, LoadError, PlanError, UnsupportedOpError
@@ -137,8 +137,8 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         ``"exact"`` gives the same NaN and infinities as PyTorch. Ops with another treatment in oneDNN (ReLU, maxima,
         softmax, …) run by PyTorch or by the project's own kernels, and filtering is off, so it is slower. ``"kept"``
         differs only in filtered convolutions, which make NaN of an infinity, and of more results. ``"fast"`` differs
-        as described in docs/numerics.md. It is the default except for training, in which a loss of NaN must be
-        visible: there ``"kept"`` is. The latter two are only for target ``"onednn"``.
+        as described in docs/numerics.md. The default is ``"fast"``, in training ``"kept"``: there, a loss of NaN must
+        be visible. ``"kept"`` and ``"exact"`` need target ``"onednn"``.
     progress : callable, optional
         Called with steps done and steps in all while costs are measured.
     release_weights : bool
@@ -203,7 +203,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         tune_budget=tune_budget,
         confirm=confirm,
         winograd=winograd,
-        special_values=special_values or ("kept" if training else "fast"),
+        special_values=special_values or (KEPT if training else Options.special_values),
         progress=progress,
         memory=memory,
     )

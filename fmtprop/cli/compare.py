@@ -113,6 +113,7 @@ def _compare(
     with progress() as say:
         from fmtprop.api import Options
         from fmtprop.bench.policies import compare_policies
+        from fmtprop.compiling.options import KEPT
         from fmtprop.frontends import load
         from fmtprop.report.files import check_destination
 
@@ -122,7 +123,7 @@ def _compare(
             twice = sorted({name for name in policies if policies.count(name) > 1})
             if twice:
                 raise FmtpropError(f"policy {twice[0]!r} is given twice")
-            special = given["special_values"] or ("kept" if train else "fast")
+            special = given["special_values"] or (KEPT if train else Options.special_values)
             ways = [Options(policy=name, **{**given, "special_values": special}) for name in policies]
             shapes = shapes_of(shape)
             make = module_maker(model, inputs, train, shapes)

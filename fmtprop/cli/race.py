@@ -66,13 +66,14 @@ def bench(
     with progress() as say:
         from fmtprop.api import Options
         from fmtprop.bench.contenders import against, race
+        from fmtprop.compiling.options import KEPT
         from fmtprop.frontends import load
         from fmtprop.report.files import TABLES, check_destination
 
         with failing(USAGE):
             if report is not None:
                 check_destination(report, TABLES)
-            special = special_values or ("kept" if train else "fast")
+            special = special_values or (KEPT if train else Options.special_values)
             options = Options(dtype=dtype, policy=policy, target=target, tune=tune, special_values=special)
             contenders = against(words(versus or ["torch"]), options)
             shapes = shapes_of(shape)

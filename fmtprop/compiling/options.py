@@ -24,6 +24,9 @@ _KNOWN: Mapping[str, tuple[str, ...]] = {
     "verify": ("off", "on", "full"),
 }
 
+#: default of special_values in training, which must show a loss that became NaN
+KEPT = "kept"
+
 _EFFORTS = ("quick", "patient")
 
 #: fields of other types

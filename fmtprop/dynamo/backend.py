@@ -13,7 +13,7 @@ from torch import fx
 from torch._functorch._aot_autograd.schemas import OutputType, PlainTensorMeta
 
 from fmtprop.api import compile_graph
-from fmtprop.compiling.options import Options
+from fmtprop.compiling.options import KEPT, Options
 from fmtprop.compiling.turns import compare
 from fmtprop.dynamo.caches import growing
 from fmtprop.dynamo.pieces import Piece, Pieces, has_fixed_products, in_place, parted
@@ -139,8 +139,7 @@ def regions_by(
             return Region(piece.module, piece.constants, options, is_all=is_all)
         return InPyTorch(piece.module)
 
-    # training must show a loss that became NaN
-    trained = replace(options, special_values="kept") if options.special_values == "fast" else options
+    trained = replace(options, special_values=KEPT) if options.special_values == "fast" else options
 
     def make_step(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> Step:
         step = Step(forward, backward, outputs, trained, compile_graph)

@@ -415,19 +415,14 @@ def functionalised(program: ExportedProgram) -> ExportedProgram:
 
 
 def _decomposed(program: ExportedProgram) -> ExportedProgram:
-    functional: ExportedProgram
     try:
-        functional = program.run_decompositions({})
-    except Exception as error:  # torch traces the program again, and may raise anything
-        with_strides = with_copies(program.graph_module) if "view" in str(error) else None
-        if with_strides is None:
+        functional: ExportedProgram = program.run_decompositions({})
+    except (RuntimeError, ValueError) as error:
+        if (changed := with_copies(program.graph_module, error)) is None:
             raise
-        again = copy.copy(program)
-        again._graph_module = with_strides
-        try:
-            functional = again.run_decompositions({})
-        except Exception:
-            raise error from None
+        program = copy.copy(program)
+        program._graph_module = changed
+        functional = program.run_decompositions({})
     return functional
 
 

@@ -14,6 +14,9 @@ from torch._ops import OpOverload
 
 from fmtprop.frontends.fx_import import copied
 
+#: errors of PyTorch's tracers about in-place calls that eager PyTorch computes
+_REFUSALS = ("Cannot view a tensor", "modified by an inplace operation")
+
 _ALIAS, _DROPOUT = torch.ops.aten.alias.default, torch.ops.aten.dropout.default
 
 
@@ -26,14 +29,16 @@ def with_aliases(module: fx.GraphModule) -> fx.GraphModule:
     return _changed(module, _alias) if any(map(_is_off, nodes)) and any(map(_writes, nodes)) else module
 
 
-def with_copies(module: fx.GraphModule) -> fx.GraphModule | None:
-    """Return a program whose in-place calls are copies of their functional forms on copies; None if it has none.
+def with_copies(module: fx.GraphModule, error: Exception) -> fx.GraphModule | None:
+    """Return a program in which a copy of a functional form replaces each in-place call, after a refusal of PyTorch's.
 
-    Gradients then read no changed tensor. PyTorch passes a change of a view on to the tensor that it shows. It cannot
+    The result is None after another error, and for a program without in-place calls. The functional forms read copies,
+    so gradients read no changed tensor. PyTorch passes a change of a view on to the tensor that it shows. It cannot
     where the view is a transposed one and the functional form returns a row-major tensor (``masked_fill``, ``scatter``,
     ``cumsum``); a copy keeps strides.
     """
-    return _changed(module, _copy) if any(_functional(node) for node in _nodes(module)) else None
+    is_refused = any(text in str(error) for text in _REFUSALS) and any(_functional(node) for node in _nodes(module))
+    return _changed(module, _copy) if is_refused else None
 
 
 def _nodes(module: fx.GraphModule) -> list[fx.Node]:

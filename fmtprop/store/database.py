@@ -81,8 +81,8 @@ def read(path: Path, timeout: float) -> tuple[Records, str]:
     Returns
     -------
     dict, str
-        The records by kind and key, and the damage; the text is empty for a sound file. Each call returns the same
-        object while only this process changes the file: the caller adds what it writes.
+        The records by kind and key, and the damage; the text is empty for a sound file. While only this process changes
+        the file, each call returns the same records, with those that were written since.
 
     Raises
     ------
@@ -131,7 +131,8 @@ def write(path: Path, records: Records, *, sync: bool, damaged: bool, timeout: f
         with suppress(sqlite3.DatabaseError):
             _with(path, "rwc", timeout, lambda connection: _insert(connection, records, sync))
             if known is not None and known[:2] == (path, before):
-                _known = path, _state(path), known[2]  # the caller adds these records
+                known[2].update(records)
+                _known = path, _state(path), known[2]
             return
     with locked(path, timeout):
         sound, damage = read(path, timeout)  # another process may have replaced the file by now

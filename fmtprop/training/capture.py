@@ -42,9 +42,6 @@ from fmtprop.training.unread_rows import leave_out_unread_rows
 
 _LOG = logging.getLogger(__name__)
 
-#: errors of PyTorch about in-place calls that eager PyTorch computes
-_UNTRACED = ("Cannot view a tensor", "modified by an inplace operation")
-
 #: errors of PyTorch about gradients that eager PyTorch raises only in a backward pass
 _NO_GRADIENTS = ("derivative for ", "modified by an inplace operation")
 
@@ -155,10 +152,9 @@ def _traced(trace: Compiler, module: fx.GraphModule, example_inputs: Sequence[An
     try:
         return trace(module, example_inputs)
     except (RuntimeError, ValueError) as error:
-        again = with_copies(module) if any(text in str(error) for text in _UNTRACED) else None
-        if again is None:
+        if (changed := with_copies(module, error)) is None:
             raise
-        return trace(again, example_inputs)
+        return trace(changed, example_inputs)
 
 
 def _in_format_of_source(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

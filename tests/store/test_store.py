@@ -95,11 +95,14 @@ def test_a_file_that_nobody_else_changed_is_read_once(path: Path, monkeypatch: p
     time.sleep(0.05)
     with monkeypatch.context() as patch:
         patch.setattr(sqlite3, "connect", lambda *_, **__: pytest.fail("it is read again"))
-        assert Store(path).figure("ours") == 1.0 and Store(path).figure("more") == 3.0
+        old = Store(path)
+        assert old.figure("ours") == 1.0 and old.figure("more") == 3.0
     code = "import sys; from pathlib import Path; from fmtprop.store import Store"
     code = f"{code}; Store(Path(sys.argv[1])).add_figures({{'ours': 2.0}})"
     subprocess.run([sys.executable, "-c", code, path], check=True)
     assert Store(path).figure("ours") == 2.0 and Store(path).figure("more") == 3.0
+    old.add_figures({"late": 4.0})  # it does not know the other process's record
+    assert Store(path).figure("ours") == 2.0 and Store(path).figure("late") == 4.0
     path.unlink()
     assert len(Store(path)) == 0
 
