@@ -7,7 +7,7 @@ Each rule is declared with the versions and the defect. A combination that fails
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
@@ -159,6 +159,48 @@ def _binary_of_narrow_elements_in_blocks_of_4(node: Node, formats: Request, impl
         return False
     src = formats["src_0"]
     return src.kind == "blocked" and src.dtype.nbytes < 4 and any(block.size == 4 for block in src.inner_blocks[:1])
+
+
+def _is_nested(desc: MemoryDesc, axes: Sequence[int]) -> bool:
+    """Tell whether each of these axes lies around all that follow; blocks are inside all of them."""
+    inner = math.prod(block.size for block in desc.inner_blocks)
+    extent = inner
+    for axis in reversed(axes):
+        if desc.dims[axis] > 1:
+            if desc.strides[axis] < extent:
+                return False
+            blocks = math.prod(block.size for block in desc.inner_blocks if block.axis == axis)
+            extent = desc.strides[axis] * (desc.padded_dims[axis] // blocks)
+    return True
+
+
+def _is_in_a_known_order(desc: MemoryDesc) -> bool:
+    """Tell whether the axes lie as in row-major, channels-last or blocked tensors."""
+    first, *spatial = (axis for axis in range(desc.ndim) if axis != 1)
+    return _is_nested(desc, range(desc.ndim)) or (desc.is_plain and _is_nested(desc, (first, *spatial, 1)))
+
+
+# seen in 3.2.0, in f32 and bf16, with AVX2 and AVX-512
+@_defect(
+    (3, 0), _NOT_YET,
+    "binary's compiled kernels find the elements of a smaller operand by the order of the axes in row-major, "
+    "channels-last or blocked tensors, although src has another one",
+)  # fmt: skip
+def _binary_in_other_orders(node: Node, formats: Request, impl: str) -> bool:
+    src = formats.get("src_0")
+    if node.op != "binary" or is_loop(impl) or src is None or src.kind != "blocked" or _is_in_a_known_order(src):
+        return False
+    tails = _binary_tails(node, formats)
+    return any(desc.dims != src.dims for desc in (formats["src_1"], *tails)) or bool(tails and src.inner_blocks)
+
+
+# seen in 3.2.0: blocks of the batch and of channels, with the same strides, pass for one format
+@_defect((3, 0), _NOT_YET, "binary takes blocks of the same sizes and strides for one format, whatever their axes")
+def _binary_of_two_kinds_of_blocks(node: Node, formats: Request, impl: str) -> bool:
+    if node.op != "binary" or is_loop(impl):
+        return False
+    first, second = formats["src_0"], formats["src_1"]
+    return first.dims == second.dims and first.inner_blocks != second.inner_blocks
 
 
 # seen in 3.2.0, for some sizes of images

@@ -484,6 +484,57 @@ def test_prelu_in_any_order_of_axes_passes_its_check(target, dims, weights, tag,
         assert check_node(done) is None, candidate.impl
 
 
+def binary(tag: str, small: tuple[int, ...], tail: tuple[int, ...] = (), dtype: str = "f32", other: str = ""):
+    """Return a binary node over an image in a format, and its operands' formats; the tail is row-major."""
+    dims = (2, 12, 5, 9)
+    types = {"src_0": TensorType(dims, dtype), "src_1": TensorType(small, dtype)}
+    node = node_of("binary", Binary("add"), types, [PostOp("binary", Binary("add"), "post_op_0")] if tail else [])
+    formats = {
+        "src_0": MemoryDesc(dims, dtype, tag=tag),
+        "src_1": MemoryDesc(small, dtype, tag=other or tag),
+        "dst": MemoryDesc(dims, dtype, tag=tag),
+    }
+    return node, formats | ({"post_op_0": MemoryDesc(tail, dtype)} if tail else {})
+
+
+@pytest.mark.parametrize(
+    ("tag", "small", "tail", "bad"),
+    [
+        ("aBdc8b", (1, 1, 1, 9), (), True),
+        ("aBcd8b", (1, 1, 1, 9), (), False),
+        ("acBd8b", (2, 12, 5, 9), (), False),
+        ("acBd8b", (2, 12, 5, 9), (2, 12, 5, 9), True),
+        ("acbd", (2, 12, 5, 9), (1, 12, 1, 1), True),
+        ("acbd", (2, 12, 5, 9), (2, 12, 5, 9), False),
+        ("acdb", (2, 12, 5, 9), (1, 12, 1, 1), False),
+        ("abcd", (1, 12, 1, 1), (1, 12, 1, 1), False),
+    ],
+)
+def test_known_bad_binary_in_other_orders(tag, small, tail, bad):
+    node, formats = binary(tag, small, tail)
+    why = known_bad((3, 2, 0), node, formats, "jit:uni")
+    assert (why is not None) is bad
+    assert known_bad((3, 2, 0), node, formats, "ref:any") is None
+
+
+@pytest.mark.parametrize(("other", "bad"), [("aBcd8b", True), ("bAcd8a", False)])
+def test_known_bad_binary_of_two_kinds_of_blocks(other, bad):
+    node, formats = binary("bAcd8a", (2, 12, 5, 9), other=other)
+    assert (known_bad((3, 2, 0), node, formats, "jit:uni") is not None) is bad
+
+
+@pytest.mark.parametrize("dtype", ["f32", pytest.param("bf16", marks=needs_bf16)])
+@pytest.mark.parametrize("tail", [(), (1, 1, 1, 1), (1, 12, 1, 1), (2, 12, 5, 9)])
+@pytest.mark.parametrize("small", [(1, 1, 1, 9), (1, 12, 1, 1), (2, 12, 1, 1), (1, 1, 5, 9), (2, 12, 5, 9)])
+@pytest.mark.parametrize("tag", ["aBdc8b", "acBd8b", "adcB16b", "bAcd8a", "Bcda8b", "acbd", "dbca", "acdb", "aBcd8b"])
+def test_every_binary_offered_finds_the_elements_of_its_operands(target, tag, small, tail, dtype):
+    node, formats = binary(tag, small, tail, dtype)
+    formats["src_1"] = MemoryDesc(small, dtype, tag="aBcd8b" if tag == "bAcd8a" else tag)
+    for offer in target.candidates(node, request(node, formats)):
+        error = selfcheck.check_node(node.with_(descs=offer.results, choice=offer.choice("test")))
+        assert error is None, f"{offer.impl}: {error}"
+
+
 @pytest.mark.parametrize(
     ("version", "stride", "bias", "impl", "bad"),
     [
