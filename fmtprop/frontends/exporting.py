@@ -1,15 +1,13 @@
-"""Export of a PyTorch module to a functional ``ExportedProgram``, with errors that name a change of the module.
+"""Export of a PyTorch module to an ``ExportedProgram``, in several attempts.
 
 Must not know graphs.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import linecache
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -19,27 +17,22 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import graph_module
 from torch.fx.experimental import _config as symbolic_shapes
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fmtprop.errors import IN_PLACE_REMEDY, ImportModelError
+from fmtprop.errors import ImportModelError
 from fmtprop.frontends.derivatives import with_derivatives
-from fmtprop.frontends.in_place import with_aliases, with_copies
-from fmtprop.frontends.run_time_checks import drop_checks, index_by_tensors
-from fmtprop.frontends.source_text import check_keywords, check_parameter
+from fmtprop.frontends.export_failures import depends_on_data, export_failure
+from fmtprop.frontends.source_text import check_keywords
 from fmtprop.frontends.state import attributes_kept, warn_of_state
 from fmtprop.frontends.torch_log import held_back
 from fmtprop.ir.structure import describe
 from fmtprop.system.locks import ProcessLock
 
 _EXPORTING = ProcessLock()
-
-#: where operators on tensors of the CPU are dispatched to, those without data included
-_CPU_KEYS = tuple(getattr(torch._C.DispatchKey, name) for name in ("CPU", "Meta", "AutogradCPU", "AutogradMeta"))
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
@@ -92,27 +85,6 @@ def _graphs_unprinted() -> Iterator[None]:
         names.pop("print", None)  # Python's own again
 
 
-@contextmanager
-def _operators_of_the_cpu() -> Iterator[None]:
-    """Let PyTorch prepare its operators for tensors of the CPU alone: for all devices, it takes 0.1 s a program.
-
-    To make a program functional, it gives each of 500 composite operators a function for each of 21 kinds of devices,
-    and asks C++ for the operators of all namespaces once for each of them.
-    """
-    from torch._export import utils  # imports sympy
-    from torch.export import exported_program
-
-    keys = {name: keys for name, keys in vars(exported_program).items() if name.endswith("_KEYS_TO_OVERRIDE")}
-    look_ups = {name: look_up for name, look_up in vars(utils).items() if name == "_materialize_cpp_cia_ops"}
-    vars(exported_program).update({name: [key for key in keys[name] if key in _CPU_KEYS] for name in keys})
-    vars(utils).update({name: functools.cache(look_ups[name]) for name in look_ups})
-    try:
-        yield
-    finally:
-        vars(exported_program).update(keys)
-        vars(utils).update(look_ups)
-
-
 def export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
     """Return the exported program of a module.
 
@@ -148,7 +120,7 @@ def _exported(
     for strict, ones_are_sizes in _ATTEMPTS:
         if ones_are_sizes and dynamic_shapes is None:
             continue
-        if strict and dynamic_shapes is None and not _depends_on_data(failures[0]):
+        if strict and dynamic_shapes is None and not depends_on_data(failures[0]):
             with suppress(Exception):
                 return _exported_with_derivatives(module, args, kwargs, after)
         watched = nullcontext() if strict else module.register_forward_hook(after)
@@ -168,7 +140,7 @@ def _exported(
             with suppress(Exception):
                 return _exported_with_derivatives(module, args, kwargs, after)
         return program
-    raise ImportModelError(_export_failure(module, failures[0])) from failures[0]
+    raise ImportModelError(export_failure(module, failures[0])) from failures[0]
 
 
 def _in_rows(arguments: Any) -> Any:
@@ -323,116 +295,6 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
             child.training = training
 
 
-def _depends_on_data(error: Exception) -> bool:
-    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
-
-    return isinstance(error, GuardOnDataDependentSymNode | PendingUnbackedSymbolNotFound)
-
-
-def _export_failure(module: nn.Module, error: Exception) -> str:
-    from torch._subclasses.fake_tensor import DynamicOutputShapeException
-
-    if _depends_on_data(error):
-        return (
-            f"torch.export cannot export {type(module).__name__}: {_running(module, error)} takes a branch or a size "
-            "from a tensor's values, and a graph runs every op once: compute both sides and choose with torch.where "
-            "(torch.export.draft_export lists every obstacle)"
-        )
-    where = _running(module, error)
-    if isinstance(error, DynamicOutputShapeException):
-        return (
-            f"torch.export cannot export {type(module).__name__}: the shapes of {error.func}'s results are known only "
-            f"from numbers (PyTorch has no rule for these), in {where}; call it outside of the module, or compile by "
-            'torch.compile(model, backend="fmtprop"), which leaves it to PyTorch'
-        )
-    failure = f"torch.export cannot export {type(module).__name__}: {_first_lines(error)}\n  in {where}\n"
-    if any(phrase in str(error) for phrase in ("not a known type", "Unsupported input type")):
-        return (
-            f"{failure}Take and return tensors, numbers, tuples, lists and dicts (a model of transformers: "
-            "kwargs={'use_cache': False}), or register the class with torch.export.register_dataclass. If it is a "
-            f"cache that the model updates, {IN_PLACE_REMEDY}"
-        )
-    return (
-        f"{failure}"
-        "Check that module(*example_inputs, **kwargs) runs and that no branch depends on tensor values "
-        "(torch.export.draft_export lists every obstacle)"
-    )
-
-
-def _running(module: nn.Module, error: Exception) -> str:
-    """Return the path of the module that raised an error, with its line of source."""
-    names = {id(child): name or type(child).__name__ for name, child in module.named_modules()}
-    found = type(module).__name__
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        child = frame.f_locals.get((*frame.f_code.co_varnames, "self")[0])
-        is_users = not frame.f_globals.get("__name__", "").startswith(("torch.", "fmtprop.frontends."))
-        if isinstance(child, nn.Module) and id(child) in names and is_users:
-            found = f"{names[id(child)]} ({frame.f_code.co_filename}:{line})"
-    return found
-
-
-def _first_lines(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()][:6]
-    return "\n  ".join([type(error).__name__, *lines])
-
-
-def functionalised(program: ExportedProgram) -> ExportedProgram:
-    """Return the program without in-place ops.
-
-    Raises
-    ------
-    ImportModelError
-        It cannot be made functional, has a name that torch cannot write, or a constant without data.
-    """
-    _check_names(program)
-    for name, tensor in {**program.state_dict, **program.constants}.items():
-        if isinstance(tensor, torch._subclasses.FakeTensor):  # torch would run operators on it, and crash
-            raise ImportModelError(
-                f"constant {name!r} has no data: the model was exported under FakeTensorMode, or reads tensor.data in "
-                "its forward pass, which torch.export cannot trace: use tensor.detach()"
-            )
-    # Example inputs would be checked by source code that torch writes from their keys and strings, without escapes.
-    program = copy.copy(program)
-    program.example_inputs = None
-    program._graph_module = with_aliases(program.graph_module)
-    # An empty table decomposes only ops that alias or mutate: in-place ops become functional, dropout in eval mode
-    # becomes a copy; linear, convolution, normalizations and attention stay whole.
-    with warnings.catch_warnings():
-        # torch copying its own classes: nothing that a user could change
-        warnings.filterwarnings("ignore", r".*treespec, LeafSpec.*", FutureWarning)
-        try:
-            with _operators_of_the_cpu():
-                functional = _decomposed(program)
-        except Exception as error:  # torch traces the program again, and may raise anything
-            raise ImportModelError(
-                "run_decompositions cannot make the exported program functional: "
-                f"{_first_lines(error)}\nMake new tensors instead of changing {_changing(program)} in place, and use a "
-                f"program that still has its weights. If it has a cache, {IN_PLACE_REMEDY}"
-            ) from error
-    index_by_tensors(functional.graph)
-    drop_checks(functional.graph)
-    return functional
-
-
-def _decomposed(program: ExportedProgram) -> ExportedProgram:
-    try:
-        functional: ExportedProgram = program.run_decompositions({})
-    except (RuntimeError, ValueError) as error:
-        if (changed := with_copies(program.graph_module, error)) is None:
-            raise
-        program = copy.copy(program)
-        program._graph_module = changed
-        functional = program.run_decompositions({})
-    return functional
-
-
-def _changing(program: ExportedProgram) -> str:
-    """Return the calls that change tensors in place, for a message."""
-    targets = (node.target for node in program.graph.nodes)
-    names = {str(one) for one in targets if isinstance(one, OpOverload) and one._schema.is_mutable}
-    return f"tensors ({', '.join(sorted(names))})" if names else "views"
-
-
 def check_tensors(tensors: Mapping[str, Any]) -> None:
     """Refuse tensors that are not dense CPU tensors.
 
@@ -453,12 +315,3 @@ def check_tensors(tensors: Mapping[str, Any]) -> None:
                 f"{name} is a {tensor.layout} tensor{' (quantized)' if tensor.is_quantized else ''}; "
                 "only dense, unquantized tensors can be imported: use .to_dense() or .dequantize()"
             )
-
-
-def _check_names(program: ExportedProgram) -> None:
-    """Refuse names that torch cannot write when it makes the program functional."""
-    for spec in program.graph_signature.input_specs:
-        check_parameter(spec.target or "")
-    in_spec = program.call_spec.in_spec
-    if in_spec is not None and in_spec.type is tuple and in_spec.num_children == 2:
-        check_keywords(in_spec.children()[1].context or ())

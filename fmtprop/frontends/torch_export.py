@@ -1,7 +1,7 @@
 """Import of a PyTorch module as a graph, through ``torch.export``: once, or for several sizes.
 
-:mod:`fmtprop.frontends.exporting` exports, :mod:`fmtprop.frontends.program_import` imports. Must not know formats,
-targets or plans.
+:mod:`fmtprop.frontends.exporting` exports, :mod:`fmtprop.frontends.functionalising` removes changes in place, and
+:mod:`fmtprop.frontends.program_import` imports. Must not know formats, targets or plans.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 
 from fmtprop.errors import ImportModelError, InputError
 from fmtprop.frontends.examples import check_examples
-from fmtprop.frontends.exporting import check_tensors, export, exporting, functionalised
+from fmtprop.frontends.exporting import check_tensors, export, exporting
+from fmtprop.frontends.functionalising import functionalised
 from fmtprop.frontends.program_import import import_program, user_inputs
 from fmtprop.frontends.specialise import Sizes, specialised
 from fmtprop.ir.graph import Graph

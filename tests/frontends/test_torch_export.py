@@ -21,7 +21,7 @@ import fmtprop as fp
 from fmtprop.errors import GraphError, ImportModelError, InputError
 from fmtprop.frontends import from_torch
 from fmtprop.frontends.call_import import importers
-from fmtprop.frontends.exporting import functionalised
+from fmtprop.frontends.functionalising import functionalised
 from fmtprop.ir import OPSET
 from tests.frontends.checking import check, compare, run
 from tests.modules import Function
