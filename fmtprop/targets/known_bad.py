@@ -17,6 +17,7 @@ from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.normalization import BatchNorm, LayerNorm
 from fmtprop.ops.prelu import Prelu
 from fmtprop.ops.recurrent import Recurrent
+from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.softmax import Softmax
 from fmtprop.passes.formats import plain
 from fmtprop.passes.target import Request, is_loop
@@ -183,7 +184,7 @@ def _is_in_a_known_order(desc: MemoryDesc) -> bool:
 # seen in 3.2.0 and 3.6.2, in f32 and bf16, with AVX2 and AVX-512
 @_defect(
     (3, 0), _NOT_YET,
-    "binary's compiled kernels find the elements of a smaller operand by the order of the axes in row-major, "
+    "binary's compiled kernels find a smaller operand's elements, and the padding, by the order of axes in row-major, "
     "channels-last or blocked tensors, although src has another one",
 )  # fmt: skip
 def _binary_in_other_orders(node: Node, formats: Request, impl: str) -> bool:
@@ -191,7 +192,9 @@ def _binary_in_other_orders(node: Node, formats: Request, impl: str) -> bool:
     if node.op != "binary" or is_loop(impl) or src is None or src.kind != "blocked" or _is_in_a_known_order(src):
         return False
     tails = _binary_tails(node, formats)
-    return any(desc.dims != src.dims for desc in (formats["src_1"], *tails)) or bool(tails and src.inner_blocks)
+    if src.inner_blocks and (tails or src.padded_dims != src.dims):
+        return True
+    return any(desc.dims != src.dims for desc in (formats["src_1"], *tails))
 
 
 # seen in 3.2.0 and 3.6.2
@@ -201,6 +204,35 @@ def _binary_of_two_kinds_of_blocks(node: Node, formats: Request, impl: str) -> b
         return False
     first, second = formats["src_0"], formats["src_1"]
     return first.dims == second.dims and first.inner_blocks != second.inner_blocks
+
+
+# seen in 3.2.0 and 3.6.2
+@_defect(
+    (3, 0), _NOT_YET,
+    "eltwise's reference code takes padded blocks of channels for images one after another",
+)  # fmt: skip
+def _eltwise_of_padded_blocks_in_other_orders(node: Node, formats: Request, impl: str) -> bool:
+    src = formats.get("src")
+    if not isinstance(node.attrs, Eltwise) or not is_loop(impl) or src is None or not src.inner_blocks:
+        return False
+    return src.padded_dims != src.dims and not _is_nested(src, range(src.ndim))
+
+
+# seen in 3.2.0, forward and backward; 3.6.2 is right
+@_defect((3, 0), (3, 6), "softmax's reference code takes rows for dense: it writes outside of memory")
+def _softmax_of_rows_apart(node: Node, formats: Request, impl: str) -> bool:
+    if not isinstance(node.attrs, Softmax) or not is_loop(impl) or node.attrs.axis == 0:
+        return False
+    axis, found = node.attrs.axis, [desc for desc in formats.values() if desc.kind == "blocked"]
+    return any(
+        math.prod(desc.dims[axis + 1 :]) == 1 and desc.strides[axis - 1] != desc.padded_dims[axis] for desc in found
+    )
+
+
+# seen in 3.2.0 and 3.6.2: src is bcAd8a, and the batch is reduced
+@_defect((3, 0), _NOT_YET, "reduction offers a format that has no name, and writes outside of memory")
+def _reduction_to_no_format(node: Node, formats: Request, impl: str) -> bool:
+    return isinstance(node.attrs, Reduction) and formats["dst"].kind == "opaque"
 
 
 # seen in 3.2.0, for some sizes of images

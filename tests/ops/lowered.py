@@ -6,9 +6,9 @@ so many zeros in the answer that it proves little).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, permutations
 from typing import Any
 
 import torch
@@ -46,15 +46,29 @@ def plain(type_: TensorType) -> MemoryDesc:
 
 
 def layout_of(type_: TensorType, kind: str) -> MemoryDesc:
-    """Return the format of that kind; plain where the rank or a broadcast axis does not allow it."""
+    """Return the format of that kind, or tag; plain where the rank or a broadcast axis does not allow it."""
     letters = ALPHABET[: type_.ndim]
     if kind == "any":
         return MemoryDesc.any(type_.dims, type_.dtype)
+    if kind not in FORMATS:
+        return (
+            MemoryDesc(type_.dims, type_.dtype, tag=kind)
+            if len({*kind.lower()} & {*ALPHABET}) == type_.ndim
+            else plain(type_)
+        )
     if type_.ndim < 3 or type_.dims[1] == 1 or kind == "plain":
         return plain(type_)
     if kind == "channels_last":
         return MemoryDesc(type_.dims, type_.dtype, tag=f"a{letters[2:]}b")
     return MemoryDesc(type_.dims, type_.dtype, tag=f"aB{letters[2:]}8b")
+
+
+def orders_of_axes(ndim: int, block: int) -> Iterator[str]:
+    """Yield the tags of all orders of axes, without blocks, and with blocks of each of the first two."""
+    for letters in map("".join, permutations(ALPHABET[:ndim])):
+        yield letters
+        for axis in ALPHABET[: min(ndim, 2)]:
+            yield letters.replace(axis, axis.upper()) + f"{block}{axis}"
 
 
 def typed(op: OpDef, sample: Sample, dtype: str) -> dict[str, TensorType]:

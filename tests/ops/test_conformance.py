@@ -15,7 +15,18 @@ from fmtprop.ir.op import OPSET
 from fmtprop.ir.types import TensorType
 from fmtprop.ops import OPS, Pooling
 from fmtprop.passes.target import is_loop
-from tests.ops.lowered import FORMATS, conform, exact, execute, judge, lower, random_tensors, requested, typed
+from tests.ops.lowered import (
+    FORMATS,
+    conform,
+    exact,
+    execute,
+    judge,
+    lower,
+    orders_of_axes,
+    random_tensors,
+    requested,
+    typed,
+)
 
 #: problems of one op after which the in-place rule counts as shown
 ENOUGH = 12
@@ -83,6 +94,18 @@ def test_f32(op, sample, kind):
 def test_every_further_implementation(op, sample, kind):
     for outcome in conform(op, sample, "f32", kind)[1:]:
         assert outcome.status == "PASSED", f"{outcome.impl}: {outcome.status} {outcome.detail}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(("op", "sample"), PROBLEMS)
+def test_every_implementation_in_every_order_of_axes(op, sample, dtype):
+    if dtype == "bf16" and not runs_bf16():
+        pytest.skip("this CPU's oneDNN does not compute in bf16")
+    ndim = max(type_.ndim for type_ in sample.types.values())
+    for tag in orders_of_axes(ndim, block=8) if ndim < 5 else ("adebc", "aBdce8b", "caebd"):
+        for outcome in conform(op, sample, dtype, tag):
+            assert outcome.status in ("PASSED", "UNIMPLEMENTED"), f"{tag} {outcome.impl}: {outcome.detail}"
 
 
 @pytest.mark.parametrize(("op", "sample"), PROBLEMS)
