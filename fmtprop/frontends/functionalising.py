@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 from fmtprop.errors import IN_PLACE_REMEDY, ImportModelError
 from fmtprop.frontends.export_failures import first_lines
-from fmtprop.frontends.in_place import with_aliases, with_copies
+from fmtprop.frontends.in_place import with_aliases, with_copies, with_windows
 from fmtprop.frontends.run_time_checks import drop_checks, index_by_tensors
 from fmtprop.frontends.source_text import check_keywords, check_parameter
 
@@ -40,7 +40,7 @@ def functionalised(program: ExportedProgram) -> ExportedProgram:
     # Example inputs would be checked by source code that torch writes from their keys and strings, without escapes.
     program = copy.copy(program)
     program.example_inputs = None
-    program._graph_module = with_aliases(program.graph_module)
+    program._graph_module = with_windows(with_aliases(program.graph_module))
     # An empty table decomposes only ops that alias or mutate: in-place ops become functional, dropout in eval mode
     # becomes a copy; linear, convolution, normalizations and attention stay whole.
     with warnings.catch_warnings():

@@ -1,23 +1,28 @@
 """Programs that change tensors in place, prepared for PyTorch's rules that make them functional.
 
-Two of these rules differ from eager PyTorch: one copies where eager shares memory, and some functional forms of
-in-place calls forget the strides of their tensor.
+Three of these rules differ from eager PyTorch: one copies where eager shares memory, some functional forms of in-place
+calls forget the strides of their tensor, and a change of windows (``unfold``) sets the elements outside of them to 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import setitem
+from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from fmtprop.errors import ImportModelError
 from fmtprop.frontends.fx_import import copied
 
 #: errors of PyTorch's tracers about in-place calls that eager PyTorch computes
 _REFUSALS = ("Cannot view a tensor", "modified by an inplace operation")
 
 _ALIAS, _DROPOUT = torch.ops.aten.alias.default, torch.ops.aten.dropout.default
+_SLICE, _PARTS, _PERMUTE = torch.ops.aten.slice.Tensor, torch.ops.aten.unflatten.int, torch.ops.aten.permute.default
+_UNFOLD = torch.ops.aten.unfold.default
 
 
 def with_aliases(module: fx.GraphModule) -> fx.GraphModule:
@@ -27,6 +32,27 @@ def with_aliases(module: fx.GraphModule) -> fx.GraphModule:
     """
     nodes = _nodes(module)
     return _changed(module, _alias) if any(map(_is_off, nodes)) and any(map(_writes, nodes)) else module
+
+
+def with_windows(module: fx.GraphModule) -> fx.GraphModule:
+    """Return a program in which PyTorch's rules can write the windows of ``unfold``: they are parts of a slice.
+
+    Raises
+    ------
+    ImportModelError
+        The program writes windows that overlap or have no equal steps.
+    """
+    nodes = _nodes(module)
+    if not any(map(_is_unfold, nodes)) or not any(map(_changes, nodes)):
+        return module
+    made = _changed(module, _write_windows)
+    for node in _nodes(made):
+        if _changes(node) and _shows_windows(node.args[0]):
+            raise ImportModelError(
+                f"{node.name} changes windows of a tensor (unfold) in place, and PyTorch's rule that makes this "
+                "functional is wrong where windows overlap or leave elements out: change slices of the tensor"
+            )
+    return made
 
 
 def with_copies(module: fx.GraphModule, error: Exception) -> fx.GraphModule | None:
@@ -68,7 +94,69 @@ def _is_off(node: fx.Node) -> bool:
 
 
 def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+    """Return whether a call changes a tensor in place, in an exported or in a captured program."""
+    is_copy = node.op == "call_method" and node.target == "copy_"
+    return is_copy or node.target is setitem or (isinstance(node.target, OpOverload) and node.target._schema.is_mutable)
+
+
+def _changes(node: fx.Node) -> bool:
+    return bool(node.args) and (_writes(node) or _functional(node) is not None)
+
+
+def _is_unfold(node: fx.Node) -> bool:
+    return node.target is _UNFOLD or (node.op == "call_method" and node.target == "unfold")
+
+
+def _write_windows(node: fx.Node) -> None:
+    if not _is_unfold(node) or (parts := _parts(*node.args)) is None:
+        return
+    source, (axis, count, size, step) = node.args[0], parts
+
+    def call(target: OpOverload, *args: Any) -> fx.Node:
+        return node.graph.call_function(target, args)
+
+    with node.graph.inserting_before(node):
+        whole = call(_SLICE, source, axis, 0, count * step)
+        shown = call(_SLICE, call(_PARTS, whole, axis, [count, step]), axis + 1, 0, size)
+        ndim = len(_tensor(source).shape)  # type: ignore[union-attr]
+        order = [n + (n > axis) for n in range(ndim)]
+        made = call(_PERMUTE, shown, [*order, axis + 1])
+    made.meta = dict(node.meta)
+    node.replace_all_uses_with(made)
+    node.graph.erase_node(node)
+
+
+def _parts(source: Any, axis: Any = 0, size: Any = 0, step: Any = 0) -> tuple[int, int, int, int] | None:
+    """Return axis, number, size and step of windows that are equal parts of a slice; None for others."""
+    tensor = _tensor(source)
+    if tensor is None or not tensor.ndim or not all(isinstance(n, int) and n > 0 for n in (size, step, *tensor.shape)):
+        return None
+    length = tensor.shape[axis]
+    count = (length - size) // step + 1
+    step = size if count == 1 else step
+    return (axis % tensor.ndim, count, size, step) if size <= step and count * step <= length else None
+
+
+def _shows_windows(node: object) -> bool:
+    """Return whether a tensor is a view of windows, or they themselves."""
+    while isinstance(node, fx.Node) and not _is_unfold(node):
+        if not node.args or not _is_view(node):
+            return False
+        node = node.args[0]
+    return isinstance(node, fx.Node)
+
+
+def _is_view(node: fx.Node) -> bool:
+    if isinstance(node.target, OpOverload):
+        return any(result.alias_info is not None for result in node.target._schema.returns)
+    tensor, source = _tensor(node), _tensor(node.args[0])
+    return tensor is not None and source is not None and torch._C._is_alias_of(tensor, source)  # type: ignore[attr-defined]
+
+
+def _tensor(node: object) -> torch.Tensor | None:
+    """Return a node's tensor without data, in an exported or in a captured program."""
+    found = node.meta.get("val", node.meta.get("example_value")) if isinstance(node, fx.Node) else None
+    return found if isinstance(found, torch.Tensor) else None
 
 
 def _copy(node: fx.Node) -> None:

@@ -71,15 +71,15 @@ _WRITING: dict[str, Callable[[float, float], tuple[Any, ...]]] = {
     "soft_relu": lambda alpha, beta: (torch._C._nn.softplus, alpha, _LINEAR_FROM),
     "mish": lambda alpha, beta: (torch._C._nn.mish,),
     "gelu_tanh": lambda alpha, beta: (partial(torch._C._nn.gelu, approximate="tanh"),),
-    "hardsigmoid": lambda alpha, beta: (torch._C._nn.hardsigmoid,) if _is_usual(alpha, beta) else (None,),
-    "hardswish": lambda alpha, beta: (torch._C._nn.hardswish,) if _is_usual(alpha, beta) else (None,),
+    "hardsigmoid": lambda alpha, beta: (torch._C._nn.hardsigmoid,) if is_usual(alpha, beta) else (None,),
+    "hardswish": lambda alpha, beta: (torch._C._nn.hardswish,) if is_usual(alpha, beta) else (None,),
 }
 
 #: where PyTorch's softplus of f32 is its argument
 _LINEAR_FROM = 20.0
 
 
-def _is_usual(alpha: float, beta: float) -> bool:
+def is_usual(alpha: float, beta: float) -> bool:
     """Return whether these are PyTorch's constants of a hard sigmoid: it clips x/6 + 1/2."""
     return (alpha, beta) == (1 / 6, 0.5)
 

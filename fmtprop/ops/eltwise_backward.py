@@ -93,6 +93,8 @@ def reference(attrs: EltwiseGradient, tensors: Mapping[str, torch.Tensor]) -> tu
     if attrs.alg == "clip":  # autograd's slope at the bounds depends on how the bounds are given
         inside = (tensors["src"] > attrs.alpha) & (tensors["src"] < attrs.beta)
         return (torch.where(inside, tensors["diff_dst"], 0.0),)
+    if attrs.alg == "hardswish" and eltwise.is_usual(attrs.alpha, attrs.beta):  # autograd rounds x/6 + 1/2 in bf16
+        return (torch.ops.aten.hardswish_backward(tensors["diff_dst"], tensors["src"]),)
     function = attrs.function
     return by_autograd(lambda src: eltwise.reference(function, {"src": src})[0], tensors["src"], tensors["diff_dst"])
 

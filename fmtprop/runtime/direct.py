@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, NoReturn
 
 import torch
@@ -95,6 +96,8 @@ class _Source:
         self._put: list[str] = []
         #: memory -> the local variable that has the tensor there: the caller's, or one that a call made
         self.tensors: dict[Memory, str] = {}
+        #: of the local variables of tensors that calls make
+        self._numbers = count()
         self._has_python = False
 
     def constant(self, value: object) -> str:
@@ -175,8 +178,7 @@ class _Source:
 
     def _make(self, call: Making) -> None:
         """Make a call that makes its results; one in another format is copied."""
-        first = len(self.tensors)
-        names = ["_" if memory is None else f"t{first + i}" for i, memory in enumerate(call.memories)]
+        names = ["_" if memory is None else f"t{next(self._numbers)}" for memory in call.memories]
         self.line(f"{', '.join(names)} = {self._operator(call.call)}")
         shared = "".join(f", {self._argument(tensor)}" for tensor in call.operands)
         for index, (name, memory) in enumerate(zip(names, call.memories, strict=True)):

@@ -28,7 +28,7 @@ from fmtprop.compiling.options import Options
 from fmtprop.compiling.turns import Compare
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.fx_import import copied
-from fmtprop.frontends.in_place import with_copies
+from fmtprop.frontends.in_place import with_copies, with_windows
 from fmtprop.training.attention import attention_in_parts, heads_in_parts
 from fmtprop.training.effects import join_checks, without_tokens
 from fmtprop.training.embedding_bag import whole_embedding_bag
@@ -124,8 +124,14 @@ def training_backend(
         leave_out_unread_rows(module.graph)
         _replace_calls(module, options.dtype)
         try:
+            changed = with_windows(module)
+        except ImportModelError:
+            if required:
+                raise
+            return captured
+        try:
             with _step_by_step(module), _as_pytorch_computes():
-                run = _traced(traced, module, example_inputs)
+                run = _traced(traced, changed, example_inputs)
         except RuntimeError as error:
             if not any(text in str(error) for text in _NO_GRADIENTS):
                 raise
@@ -137,6 +143,7 @@ def training_backend(
             # PyTorch has no gradients of this graph: a caller may never ask for them, and gets its error otherwise
             _LOG.info("a graph runs in PyTorch: %s", error)
             return captured
+        run = _with_numbers(run, module, example_inputs)
         if not made or (required and compare is None):
             return run
         return Rival(run, captured, made[-1], compare, required=required)
@@ -155,6 +162,15 @@ def _traced(trace: Compiler, module: fx.GraphModule, example_inputs: Sequence[An
         if (changed := with_copies(module, error)) is None:
             raise
         return trace(changed, example_inputs)
+
+
+def _with_numbers(run: Callable[..., Any], module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    """Return a function that takes the numbers of Python's ``random``: PyTorch declares f32 for them, and gives f64."""
+    inputs = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+    drawn = {i: examples[i].dtype for i, name in enumerate(inputs) if name.startswith("random_value_")}
+    if not drawn:
+        return run
+    return lambda *args: run(*(arg.to(drawn[i]) if i in drawn else arg for i, arg in enumerate(args)))
 
 
 def _in_format_of_source(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -7,13 +7,17 @@ another plan is needed: for another shape, another mode, other frozen parameters
 from __future__ import annotations
 
 import copy
+import inspect
+import random
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
+from torch._dynamo import external_utils
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fmtprop import dnnl
@@ -34,6 +38,11 @@ _NAMELESS = ("boundary", "pin")
 _UNCAPTURED = (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError)
 _FAILED = (torch._dynamo.exc.TorchRuntimeError, PlanError)
 
+#: whether PyTorch can forget that it skips a function (since 2.8)
+_CAN_ALLOW = hasattr(torch._C._dynamo.eval_frame, "set_code_exec_strategy")
+#: the code of the function that PyTorch captures for modules of its own, one for all of them
+_AROUND = external_utils.wrap_inline(print).__code__
+
 #: name of PyTorch's mark of a tensor's axes that changed in another graph
 _CHANGED_AXES = "_dynamo_propagated_dynamic_indices"
 
@@ -53,8 +62,8 @@ class TrainingModule(nn.Module):
     module : torch.nn.Module
         The original.
     example_inputs : torch.Tensor or tuple, optional
-        Arguments of one call, which shows errors early; tensors, numbers and torch's generator are restored
-        afterwards. Without them, errors and plans come with the first call.
+        Arguments of one call, which shows errors early; tensors, numbers and the generators of torch, numpy
+        and Python are restored afterwards. Without them, errors and plans come with the first call.
     options : Options
         Options of the compilation.
     plan : callable
@@ -155,6 +164,8 @@ class TrainingModule(nn.Module):
 
     def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         _forget_changes_of_size(args, kwargs)
+        if self._is_whole:
+            _allow_capture(type(self._original).forward)
         config = torch._dynamo.config
         before = config.allow_rnn, config.recompile_limit, config.fail_on_recompile_limit_hit
         # torch.compile leaves recurrent layers to Python by default; config.patch takes 40 us, an eager step of a
@@ -311,6 +322,19 @@ def _forget_changes_of_size(args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
             delattr(value, _CHANGED_AXES)
 
 
+def _allow_capture(forward: Callable[..., Any]) -> None:
+    """Let PyTorch capture modules of a class again.
+
+    A call that it cannot capture, under ``torch.func`` or of a sparse tensor, ends this for all modules of the class,
+    or for all of PyTorch's own.
+    """
+    native = torch._C._dynamo.eval_frame
+    for code in (_AROUND, getattr(inspect.unwrap(forward), "__code__", None)) if _CAN_ALLOW else ():
+        if code is not None:
+            usual = native._FrameAction.DEFAULT
+            native.set_code_exec_strategy(code, native._FrameExecStrategy(usual, usual))
+
+
 def _is_wrapper(module: nn.Module) -> bool:
     """Return whether PyTorch's data parallelism wraps a module: its own communication cannot be captured."""
     return type(module).__module__.startswith(("torch.nn.parallel.", "torch.distributed.fsdp."))
@@ -318,16 +342,19 @@ def _is_wrapper(module: nn.Module) -> bool:
 
 @contextmanager
 def _as_it_was(module: nn.Module) -> Any:
-    """Restore what a call may change: buffers, parameters (averages of others), attributes, and torch's generator."""
+    """Restore what a call may change: buffers, parameters (averages of others), attributes, and global generators."""
     state = (*module.buffers(), *module.parameters())
     kept = [(tensor, tensor._version, tensor.detach().clone()) for tensor in state]
     # a flag says that parameters were set by the first numbers, or a buffer is assigned anew
     owned = [each for part in module.modules() for each in (part.__dict__, part._buffers, part._parameters)]
     before_call = [(names, dict(names)) for names in owned]
+    drawn, drawn_by_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
+            random.setstate(drawn)
+            np.random.set_state(drawn_by_numpy)
             for names, values in before_call:
                 for name in names.keys() - values.keys():
                     del names[name]

@@ -28,6 +28,19 @@ class Complex(nn.Module):
         return torch.view_as_real(torch.view_as_complex(x) * torch.view_as_complex(y))
 
 
+class StatesOnly(nn.Module):
+    """Calls that make their results, of which some are read late and others never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.LSTM(5, 6, proj_size=3) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        _, (h, c) = self.first(x)
+        y, (g, d) = self.second(x)
+        return h * 1, c * 1, y * 1, g * 1, d * 1
+
+
 class Inverse(nn.Module):
     """An operator that may refuse numbers."""
 
@@ -54,6 +67,14 @@ def test_each_run_reads_and_makes_other_tensors(module: nn.Module) -> None:
         for result, one in pairs:
             assert torch.allclose(result, one, atol=1e-6)
             assert all(result.untyped_storage().data_ptr() != x.untyped_storage().data_ptr() for x in given)
+
+
+def test_results_that_nobody_reads_take_no_name_of_others() -> None:
+    module, x = StatesOnly().eval(), torch.randn(4, 2, 5)
+    net = fp.compile(module, (x,), confirm=False)
+    with torch.no_grad():
+        for got, wanted in zip(net(x), module(x), strict=True):
+            torch.testing.assert_close(got, wanted)
 
 
 def test_an_error_names_the_node_and_leaves_the_callers_mode() -> None:

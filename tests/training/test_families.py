@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import fmtprop as fp
 from fmtprop.compiling.budget import Budget
 from fmtprop.jit import unavailable
 from fmtprop.jit.kernel import takes
@@ -205,3 +206,15 @@ def test_what_has_a_gradient_of_its_own_runs_on_onednn():
     backward = [step.node.op for step in steps[ours.nets[0].plan.turn.step :]]
     assert backward.count("convolution_backward_weights") == 2
     assert backward.count("convolution_backward_data") == 1  # nobody asks for the gradient of the images
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_the_slope_of_hardswish_is_pytorchs_at_its_bounds(dtype):
+    values = [-3.015625, -3.0, -2.984375, 0.0, 2.984375, 3.0, 3.015625]
+    slopes = []
+    for compiles in (False, True):
+        x, module = torch.tensor([values], requires_grad=True), nn.Hardswish()
+        net = fp.compile(module, (x,), training=True, dtype=dtype, confirm=False) if compiles else module
+        net(x).float().sum().backward()
+        slopes.append(x.grad)
+    torch.testing.assert_close(*slopes, atol=1e-2 if dtype == "bf16" else 1e-6, rtol=0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import random
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -816,3 +818,43 @@ class Packed(nn.Module):
 
     def forward(self, given):
         return self.inner(given[0] if isinstance(given, tuple) else given)
+
+
+@pytest.mark.parametrize("end", [lambda net, x: torch.func.vmap(net)(x[None]), lambda net, x: net(x.to_sparse())])
+def test_a_call_that_cannot_be_captured_ends_no_capture_of_other_modules(end):
+    torch._dynamo.reset()
+    nets = [compiled(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4))[0] for _ in range(2)]
+    x = torch.randn(2, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the first one runs in pieces now
+        end(nets[0], x)
+    for net in nets:
+        torch.testing.assert_close(net(x), net._original(x))
+    assert [len(net.nets) >= 1 for net in nets] == [True, True]
+
+
+class Drawing(nn.Module):
+    """Scales by a number of Python's generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * random.uniform(0.5, 1.5)
+
+
+def test_numbers_of_pythons_generator_are_drawn_in_each_step_and_none_by_compilation():
+    torch._dynamo.reset()
+    module, x = Drawing(), torch.randn(2, 4)
+    random.seed(3)
+    before = random.getstate()
+    net, _ = compiled(module, x)
+    assert random.getstate() == before
+    for _ in range(2):
+        random.seed(3)
+        found = net(x)
+        random.seed(3)
+        torch.testing.assert_close(found, module(x))
+    found.sum().backward()
+    assert module.layer.weight.grad is not None
