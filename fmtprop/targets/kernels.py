@@ -176,6 +176,8 @@ def _group_normalization(attrs: GroupNorm, request: Request) -> Iterator[_Way]:
     if src.ndim < 3 or src.at_start() != channels_last(plain(src)) or dst.dtype != src.dtype:
         return
     images, channels, *places = src.dims
+    if prod(places) * channels == attrs.groups:
+        return  # a group of one number has no deviation: only rounding errors would be multiplied
     vectors = {name: plain(request[name]) for name in ("scale", "shift") if name in request}
     result = _as_asked(dst, src.at_start())
     if result is not None and all(desc.dtype is DataType.F32 for desc in vectors.values()):
