@@ -27,7 +27,7 @@ from torch._prims_common import suggest_memory_format
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.turns import Compare
 from fmtprop.errors import ImportModelError
-from fmtprop.frontends.fx_import import copied
+from fmtprop.frontends.fx_import import copied, placeholders
 from fmtprop.frontends.in_place import with_copies, with_windows
 from fmtprop.training.attention import attention_in_parts, heads_in_parts
 from fmtprop.training.effects import join_checks, without_tokens
@@ -42,8 +42,8 @@ from fmtprop.training.unread_rows import leave_out_unread_rows
 
 _LOG = logging.getLogger(__name__)
 
-#: errors of PyTorch about gradients that eager PyTorch raises only in a backward pass
-_NO_GRADIENTS = ("derivative for ", "modified by an inplace operation")
+#: errors of PyTorch about gradients that eager PyTorch raises only in a backward pass, and about assignments to `data`
+_NO_GRADIENTS = ("derivative for ", "modified by an inplace operation", "Encountered a set_ on a graph input")
 
 #: a backend of torch.compile, or a compiler of AOTAutograd's
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -103,6 +103,7 @@ def training_backend(
                 changed, inputs = metadata.mutated_inp_runtime_indices, metadata.input_info
                 made[-1].changed = frozenset(changed)
                 made[-1].written = tuple((i, n) for n, i in enumerate(changed) if _is_plain_write(inputs[i]))
+                _without_zeros(made[-1].programs[1], [inputs[i] for i in changed if inputs[i].requires_grad])
             return _boxed(made[-1].forward)
 
         def infer(program: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -132,7 +133,7 @@ def training_backend(
         try:
             with _step_by_step(module), _as_pytorch_computes():
                 run = _traced(traced, changed, example_inputs)
-        except RuntimeError as error:
+        except (RuntimeError, AssertionError) as error:
             if not any(text in str(error) for text in _NO_GRADIENTS):
                 raise
             if required:
@@ -376,6 +377,20 @@ def _with_rule(function: Any, make: Callable[[Callable[..., Any]], Callable[...,
 def _is_plain_write(info: Any) -> bool:
     """Return whether a captured graph only writes new numbers to an argument, and no gradients pass there."""
     return info.mutates_data and not (info.mutates_metadata or info.mutates_storage_metadata or info.requires_grad)
+
+
+def _without_zeros(backward: fx.GraphModule, changed: Sequence[Any]) -> None:
+    """Give arguments that are overwritten under ``no_grad`` no gradient: AOTAutograd's is that of their new numbers.
+
+    Nothing is differentiated by these, so it would be 0, where eager PyTorch has none.
+    """
+    tangents = [node for node in placeholders(backward) if node.name.startswith("tangents_")]
+    zeros = {
+        node for node, info in zip(tangents, changed, strict=False) if info.mutations_under_no_grad_or_inference_mode
+    }
+    (output,) = backward.graph.find_nodes(op="output")
+    output.args = ([None if result in zeros else result for result in output.args[0]],)
+    backward.recompile()
 
 
 def metadata_now() -> ViewAndMutationMeta | None:

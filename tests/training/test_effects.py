@@ -11,6 +11,7 @@ from torch import nn
 
 import fmtprop as fp
 from fmtprop.dynamo.backend import options_of, regions_by
+from fmtprop.errors import ImportModelError
 
 OPTIONS = {"tune": "model", "confirm": False, "verify": "off"}
 
@@ -106,3 +107,50 @@ def test_gradients_of_factorizations_for_any_strides(function, by_columns):
     for run in (call, eager):
         run(x).backward()
     torch.testing.assert_close(module.weight.grad, eager.weight.grad, rtol=1e-4, atol=1e-5)
+
+
+class Following(nn.Module):
+    """A target network that follows another one in each call, under ``no_grad``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online, self.target = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for followed, own in zip(self.online.parameters(), self.target.parameters(), strict=True):
+                own.mul_(0.9).add_(followed, alpha=0.1)
+            goal = self.target(x)
+        return (self.online(x) - goal).square().mean()
+
+
+def test_parameters_that_a_call_overwrites_have_no_gradient():
+    module, x = Following(), torch.randn(3, 4)
+    net = fp.compile(module, x, training=True, **OPTIONS)
+    copied = copy.deepcopy(module)
+    for run in (net, copied):
+        run(x).backward()
+    assert module.target.weight.grad is None and copied.target.weight.grad is None
+    torch.testing.assert_close(module.target.weight, copied.target.weight)
+    torch.testing.assert_close(module.online.weight.grad, copied.online.weight.grad)
+
+
+class Assigning(nn.Module):
+    """Assigns a parameter's numbers in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.layer.weight.data = self.layer.weight.data * 0.5
+        return self.layer(x)
+
+
+def test_an_assignment_to_data_is_refused_or_left_to_pytorch():
+    module, x = Assigning(), torch.randn(3, 4)
+    with pytest.raises(ImportModelError, match=r"cannot trace .* set_"):
+        fp.compile(module, x, training=True, **OPTIONS)
+    torch._dynamo.reset()
+    copied = copy.deepcopy(module)
+    torch.testing.assert_close(torch.compile(module, backend="fmtprop")(x), copied(x))
