@@ -518,6 +518,24 @@ def test_known_bad_binary_in_other_orders(tag, small, tail, bad):
     assert known_bad((3, 2, 0), node, formats, "ref:any") is None
 
 
+@pytest.mark.parametrize(
+    ("dims", "tail", "bad"),
+    [
+        ((8, 17, 1, 1), (1, 17, 1, 1), True),
+        ((1, 17, 1, 1), (1, 17, 1, 1), False),
+        ((8, 17, 1, 2), (1, 17, 1, 1), False),
+    ],
+)
+def test_known_bad_binary_of_single_places(target, dims, tail, bad):
+    types = dict.fromkeys(("src_0", "src_1"), TensorType(dims, "f32"))
+    node = node_of("binary", Binary("mul"), types, [PostOp("binary", Binary("min"), "post_op_0")])
+    formats = dict.fromkeys(("src_0", "src_1", "dst"), MemoryDesc(dims, "f32"))
+    formats["post_op_0"] = MemoryDesc(tail, "f32")
+    assert (known_bad((3, 2, 0), node, formats, "jit:uni") is not None) is bad
+    for offer in target.candidates(node, request(node, formats)):
+        assert selfcheck.check_node(node.with_(descs=offer.results, choice=offer.choice("test"))) is None
+
+
 @pytest.mark.parametrize(("other", "bad"), [("aBcd8b", True), ("Abcd8a", False)])
 def test_known_bad_binary_of_two_kinds_of_blocks(other, bad):
     node, formats = binary("Abcd8a", (2, 12, 5, 9), other=other)
