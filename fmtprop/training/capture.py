@@ -35,6 +35,7 @@ from fmtprop.training.embedding_bag import whole_embedding_bag
 from fmtprop.training.factorizations import keep_factorized_side
 from fmtprop.training.hooks import watch_hooks
 from fmtprop.training.lrn import whole_lrn
+from fmtprop.training.one_hot import whole_one_hot
 from fmtprop.training.recurrent import RECURRENT, whole_recurrent
 from fmtprop.training.rival import Rival
 from fmtprop.training.step import Step, leading_sizes
@@ -204,6 +205,7 @@ _WHOLE = {
     "dropout": _itself_if_off,
     "local_response_norm": whole_lrn,
     "embedding_bag": whole_embedding_bag,
+    "one_hot": whole_one_hot,
     "channel_shuffle": _in_format_of_source,
 }
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import fmtprop as fp
 from fmtprop.dynamo.backend import options_of, regions_by
-from fmtprop.errors import ImportModelError
+from fmtprop.errors import ImportModelError, PlanError
 
 OPTIONS = {"tune": "model", "confirm": False, "verify": "off"}
 
@@ -154,3 +154,26 @@ def test_an_assignment_to_data_is_refused_or_left_to_pytorch():
     torch._dynamo.reset()
     copied = copy.deepcopy(module)
     torch.testing.assert_close(torch.compile(module, backend="fmtprop")(x), copied(x))
+
+
+class Labelled(nn.Module):
+    """Reads labels as rows of classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return (self.layer(x) * nn.functional.one_hot(labels, 5)).sum()
+
+
+def test_labels_beyond_the_classes_are_refused_in_each_step():
+    module, x = Labelled(), torch.randn(3, 4)
+    net = fp.compile(module, (x, torch.tensor([0, 4, 2])), training=True, **OPTIONS)  # a warning is an error
+    labels = torch.tensor([1, 1, 3])
+    torch.testing.assert_close(net(x, labels), module(x, labels))
+    net(x, labels).backward()
+    assert module.layer.weight.grad is not None
+    for wrong, message in (([0, 5, 1], "smaller than num_classes"), ([0, -1, 1], "non-negative")):
+        with pytest.raises((PlanError, RuntimeError), match=message):
+            net(x, torch.tensor(wrong))
