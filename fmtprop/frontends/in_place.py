@@ -7,7 +7,7 @@ calls forget the strides of their tensor, and a change of windows (``unfold``) s
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import setitem
+from operator import getitem, setitem
 from typing import Any
 
 import torch
@@ -150,13 +150,23 @@ def _is_view(node: fx.Node) -> bool:
     if isinstance(node.target, OpOverload):
         return any(result.alias_info is not None for result in node.target._schema.returns)
     tensor, source = _tensor(node), _tensor(node.args[0])
-    return tensor is not None and source is not None and torch._C._is_alias_of(tensor, source)  # type: ignore[attr-defined]
+    if tensor is None or source is None:
+        return False
+    # a part of several results: they tell whether these are views
+    is_part = node.target is getitem and not isinstance(_value(node.args[0]), torch.Tensor)
+    return is_part or torch._C._is_alias_of(tensor, source)  # type: ignore[attr-defined]
 
 
 def _tensor(node: object) -> torch.Tensor | None:
-    """Return a node's tensor without data, in an exported or in a captured program."""
-    found = node.meta.get("val", node.meta.get("example_value")) if isinstance(node, fx.Node) else None
+    """Return a node's tensor without data, or the first one of several."""
+    found = _value(node)
+    found = found[0] if isinstance(found, list | tuple) and found else found
     return found if isinstance(found, torch.Tensor) else None
+
+
+def _value(node: object) -> object:
+    """Return what is recorded of a node's results, in an exported or in a captured program."""
+    return node.meta.get("val", node.meta.get("example_value")) if isinstance(node, fx.Node) else None
 
 
 def _copy(node: fx.Node) -> None:
