@@ -21,7 +21,7 @@ from fmtprop.frontends.fx_import import copied
 _REFUSALS = ("Cannot view a tensor", "modified by an inplace operation")
 
 _ALIAS, _DROPOUT = torch.ops.aten.alias.default, torch.ops.aten.dropout.default
-_SLICE, _PARTS, _PERMUTE = torch.ops.aten.slice.Tensor, torch.ops.aten.unflatten.int, torch.ops.aten.permute.default
+_SLICE, _PARTS, _MOVE = torch.ops.aten.slice.Tensor, torch.ops.aten.unflatten.int, torch.ops.aten.movedim.int
 _UNFOLD = torch.ops.aten.unfold.default
 
 
@@ -117,10 +117,7 @@ def _write_windows(node: fx.Node) -> None:
 
     with node.graph.inserting_before(node):
         whole = call(_SLICE, source, axis, 0, count * step)
-        shown = call(_SLICE, call(_PARTS, whole, axis, [count, step]), axis + 1, 0, size)
-        ndim = len(_tensor(source).shape)  # type: ignore[union-attr]
-        order = [n + (n > axis) for n in range(ndim)]
-        made = call(_PERMUTE, shown, [*order, axis + 1])
+        made = call(_MOVE, call(_SLICE, call(_PARTS, whole, axis, [count, step]), axis + 1, 0, size), axis + 1, -1)
     made.meta = dict(node.meta)
     node.replace_all_uses_with(made)
     node.graph.erase_node(node)

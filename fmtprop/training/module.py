@@ -38,7 +38,7 @@ _NAMELESS = ("boundary", "pin")
 _UNCAPTURED = (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError)
 _FAILED = (torch._dynamo.exc.TorchRuntimeError, PlanError)
 
-#: whether PyTorch can forget that it skips a function (since 2.8)
+#: whether PyTorch can forget that it skips a function; its older versions cannot
 _CAN_ALLOW = hasattr(torch._C._dynamo.eval_frame, "set_code_exec_strategy")
 #: the code of the function that PyTorch captures for modules of its own, one for all of them
 _AROUND = external_utils.wrap_inline(print).__code__

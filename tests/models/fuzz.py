@@ -531,7 +531,7 @@ def is_noise(model: Model, inputs: Sequence[torch.Tensor], expected: Any, is_bf1
 
 
 def is_wrong(model: Model, inputs: Sequence[torch.Tensor], expected: Any) -> bool:
-    """Tell whether PyTorch's answer is none: its attention reads other memory where rows of windows overlap."""
+    """Tell whether PyTorch's answer is not that of f64: its attention reads other memory for windows that overlap."""
     wide = copy.deepcopy(model).double()
     try:
         with torch.no_grad():
