@@ -184,7 +184,8 @@ class Groups(torch.nn.Module):
 
 @pytest.mark.usefixtures("usual_peaks")
 def test_kernels_are_causes():
-    cheaper = [row for row in ledger(Join().eval(), torch.randn(1, 3, 8, 8)).reorders if row.kind == "layout"]
+    joined = ledger(Join().eval(), torch.randn(1, 3, 40, 40), confirm=False)  # not decided by runs, under any load
+    cheaper = [row for row in joined.reorders if row.kind == "layout"]
     assert {row.cause for row in cheaper} - {"view"} == {"cheaper kernel"}  # a repetition is a view
     missing = ledger(Groups().eval(), torch.randn(1, 3, 20, 20), policy="naive").reorders
     assert {"missing implementation", "policy"} == {row.cause for row in missing if row.kind == "layout"}
