@@ -352,15 +352,22 @@ class Context:
                 yield self.plan.steps[index].node, memory.clear
 
     def _joined(self, numbered: Iterable[tuple[int, Bound]]) -> list[Call]:
-        """Return the calls of some steps; consecutive native calls become one list."""
+        """Return the calls of some steps; consecutive native calls become one list.
+
+        The next Python calls drop the tensors that native calls are the last to read.
+        """
         joined: list[Call] = []
+        late: list[tuple[Node, Callable[[], object]]] = []
         for is_native, some in groupby(numbered, key=lambda one: one[1].is_native):
             bounds = list(some)
             calls = [call for _, bound in bounds for call in bound.calls]
             if not is_native:
                 pairs = [pair for index, bound in bounds for pair in (*bound.pairs, *self._drops(index))]
-                joined.append((PythonCalls(pairs), None, None, None, None))
-            elif no_code():
+                joined.append((PythonCalls([*late, *pairs]), None, None, None, None))
+                late = []
+                continue
+            late += [pair for index, _ in bounds for pair in self._drops(index)]
+            if no_code():
                 joined += calls
             else:
                 self._lists.append(CallList(calls))

@@ -180,6 +180,8 @@ class _Source:
         """Make a call that makes its results; one in another format is copied."""
         names = ["_" if memory is None else f"t{next(self._numbers)}" for memory in call.memories]
         self.line(f"{', '.join(names)} = {self._operator(call.call)}")
+        if "_" in names:
+            self.line("_ = None")
         shared = "".join(f", {self._argument(tensor)}" for tensor in call.operands)
         for index, (name, memory) in enumerate(zip(names, call.memories, strict=True)):
             if memory is None:

@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import fmtprop as fp
 from fmtprop.errors import PlanError
@@ -39,6 +40,37 @@ class StatesOnly(nn.Module):
         _, (h, c) = self.first(x)
         y, (g, d) = self.second(x)
         return h * 1, c * 1, y * 1, g * 1, d * 1
+
+
+#: storages that ``noted`` made, and of each call: which of them were freed before it
+MADE: list[StorageWeakRef] = []
+FREED: list[list[bool]] = []
+
+
+@torch.library.custom_op("fmtprop_tests::noted", mutates_args=())
+def noted(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy whose storage is noted."""
+    FREED.append([storage.expired() for storage in MADE])
+    result = x.clone()
+    MADE.append(StorageWeakRef(result.untyped_storage()))
+    return result
+
+
+noted.register_fake(torch.empty_like)
+noted.register_autograd(lambda _, gradient: noted(gradient))
+
+
+class Noted(nn.Module):
+    """Operators of PyTorch between primitives, which are the last to read their results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            x = part(noted(x))
+        return x
 
 
 class Inverse(nn.Module):
@@ -108,3 +140,23 @@ def test_a_run_keeps_no_tensor_and_a_model_no_cycle() -> None:
         assert made() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("half", ["generated", "planned", "backward"])
+def test_what_primitives_read_last_is_freed_before_the_next_operator(half: str) -> None:
+    module, x = Noted(), torch.randn(8, 16)
+    if half == "backward":
+        net = fp.compile(module, (x,), training=True, confirm=False)
+        loss = net(x).sum()
+    else:
+        net = fp.compile(module.eval(), (x,))
+    MADE.clear()
+    FREED.clear()
+    if half == "backward":
+        loss.backward()
+    elif half == "planned":
+        with torch.autocast("cpu"):
+            net(x)
+    else:
+        net(x)
+    assert FREED == [[True] * count for count in range(2 if half == "backward" else 3)]
