@@ -12,6 +12,7 @@ import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from fmtprop.training.views import WithViews, without_views
 _NAMELESS = ("boundary", "pin")
 
 #: errors of a capture as one graph, and errors of calls, by wrong arguments or by another reason
-_UNCAPTURED = (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError)
+_UNCAPTURED = (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError, ImportModelError)
 _FAILED = (torch._dynamo.exc.TorchRuntimeError, PlanError)
 
 #: whether PyTorch can forget that it skips a function; its older versions cannot
@@ -62,8 +63,8 @@ class TrainingModule(nn.Module):
     module : torch.nn.Module
         The original.
     example_inputs : torch.Tensor or tuple, optional
-        Arguments of one call, which shows errors early; tensors, numbers and the generators of torch, numpy
-        and Python are restored afterwards. Without them, errors and plans come with the first call.
+        Arguments of one call, which shows errors early; tensors, numbers and the generators of torch, numpy,
+        Python and the module are restored afterwards. Without them, errors and plans come with the first call.
     options : Options
         Options of the compilation.
     plan : callable
@@ -148,17 +149,24 @@ class TrainingModule(nn.Module):
         if not self._is_whole or isinstance(failed, _FAILED):
             raise failed
         self._capture(whole=False)
+        try:
+            results = self._run(args, kwargs)
+        except ImportModelError:
+            self._capture(whole=True)
+            raise failed from None
         warnings.warn(
             f"torch.compile cannot capture {type(self._original).__name__} as one graph, so it runs in pieces with "
             f"Python between, each with formats of its own: {_first_lines(failed)}",
             RuntimeWarning,
             stacklevel=2,
         )
-        return self._run(args, kwargs)
+        return results
 
     def _capture(self, *, whole: bool) -> None:
         self.__dict__["_is_whole"] = whole
-        made: Any = torch.compile(self._original, backend=self._backend, fullgraph=whole, dynamic=False)
+        # PyTorch takes a graph from its cache if the backend is the same object
+        backend = partial(self._backend)
+        made: Any = torch.compile(self._original, backend=backend, fullgraph=whole, dynamic=False)
         # hooks for all modules are for the original, not for PyTorch's module around it
         self.__dict__["_compiled"] = made.forward
 
@@ -342,12 +350,14 @@ def _is_wrapper(module: nn.Module) -> bool:
 
 @contextmanager
 def _as_it_was(module: nn.Module) -> Any:
-    """Restore what a call may change: buffers, parameters (averages of others), attributes, and global generators."""
+    """Restore what a call may change: buffers, parameters (averages of others), attributes, and generators."""
     state = (*module.buffers(), *module.parameters())
     kept = [(tensor, tensor._version, tensor.detach().clone()) for tensor in state]
     # a flag says that parameters were set by the first numbers, or a buffer is assigned anew
     owned = [each for part in module.modules() for each in (part.__dict__, part._buffers, part._parameters)]
     before_call = [(names, dict(names)) for names in owned]
+    own = [value for part in module.modules() for value in vars(part).values() if isinstance(value, torch.Generator)]
+    generators = [(generator, generator.get_state()) for generator in own]
     drawn, drawn_by_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         try:
@@ -355,6 +365,8 @@ def _as_it_was(module: nn.Module) -> Any:
         finally:
             random.setstate(drawn)
             np.random.set_state(drawn_by_numpy)
+            for generator, before_draws in generators:
+                generator.set_state(before_draws)
             for names, values in before_call:
                 for name in names.keys() - values.keys():
                     del names[name]

@@ -16,7 +16,7 @@ from torch import fx
 
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
-from fmtprop.frontends.functional import import_functional
+from fmtprop.frontends.functional import holder, import_functional
 from fmtprop.frontends.fx_import import placeholders, results_of
 from fmtprop.frontends.joint import Joint, import_joint
 from fmtprop.frontends.random_calls import with_draws
@@ -114,11 +114,18 @@ class Step:
 
     @cached_property
     def _saved_and_changed(self) -> tuple[int, ...]:
-        """The arguments of which the backward half needs the old numbers; a copy of one is no copy in a plan."""
+        """The arguments of which the backward half needs the old numbers.
+
+        A copy of one is no copy in a plan. The caller may change an argument after the call if the model saves a copy.
+        """
         inputs, saved = placeholders(self.programs[0]), results_of(self.programs[0])[self.outputs :]
         sources = self._made[0].forward.results[self.outputs :] if self._made is not None else ()
+        copied = [source for source, one in zip(sources, saved, strict=False) if holder(one) not in inputs]
         return tuple(
-            position for position in sorted(self.changed) if inputs[position] in saved or ("input", position) in sources
+            position
+            for position in range(len(inputs))
+            if ("input", position) in copied
+            or (position in self.changed and (inputs[position] in saved or ("input", position) in sources))
         )
 
     @property

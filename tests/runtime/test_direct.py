@@ -159,4 +159,4 @@ def test_what_primitives_read_last_is_freed_before_the_next_operator(half: str) 
             net(x)
     else:
         net(x)
-    assert FREED == [[True] * count for count in range(2 if half == "backward" else 3)]
+    assert [[True] * count for count in range(2 if half == "backward" else 3)] == FREED
