@@ -178,7 +178,9 @@ class TrainingModule(nn.Module):
         before = config.allow_rnn, config.recompile_limit, config.fail_on_recompile_limit_hit
         # torch.compile leaves recurrent layers to Python by default; config.patch takes 40 us, an eager step of a
         # small layer as long
-        config.allow_rnn, config.recompile_limit, config.fail_on_recompile_limit_hit = True, _MOST_PLANS, True
+        config.allow_rnn = True
+        if self._is_whole:  # pieces may have sizes that data choose: beyond PyTorch's limit it runs them
+            config.recompile_limit, config.fail_on_recompile_limit_hit = _MOST_PLANS, True
         try:
             return self._compiled(*args, **kwargs)
         except torch._dynamo.exc.FailOnRecompileLimitHit as error:

@@ -499,20 +499,6 @@ def test_ctc_loss_within_the_module_runs_between_pieces():
     torch.testing.assert_close(module.layer.weight.grad, theirs.layer.weight.grad)
 
 
-def test_sizes_that_data_choose_are_refused():
-    class Routed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.expert = nn.Linear(8, 8)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            (rows,) = torch.where(x[:, 0] > 0)
-            return x.index_add(0, rows, self.expert(x[rows]))
-
-    with pytest.raises(ImportModelError, match=r"changes between calls. Where data choose it .* multiply by the mask"):
-        fp.compile(Routed(), torch.randn(6, 8), **OPTIONS)
-
-
 class Half(nn.Linear):
     """A call that has no gradients behind one that has."""
 

@@ -46,6 +46,18 @@ class Rows(nn.Module):
         return self.layer(x)[x[:, 0] > 0].mean(0)
 
 
+class Routed(nn.Module):
+    """A layer for the rows that data choose, of another number in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expert = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (rows,) = torch.where(x[:, 0] > 0)
+        return x.index_add(0, rows, self.expert(x[rows]))
+
+
 class Copied(nn.Module):
     """A product with a copy of a tensor that the caller changes before the backward pass."""
 
@@ -70,7 +82,7 @@ def assert_same_steps(call, module: nn.Module, eager: nn.Module, steps: int = 5)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # PyTorch asks for it itself
-@pytest.mark.parametrize("make", [Queue, Rows])
+@pytest.mark.parametrize("make", [Queue, Rows, Routed])
 @pytest.mark.parametrize("door", ["fp.compile", "torch.compile"])
 def test_numbers_that_data_choose(make: type[nn.Module], door: str) -> None:
     torch._dynamo.reset()
@@ -78,7 +90,7 @@ def test_numbers_that_data_choose(make: type[nn.Module], door: str) -> None:
     module, x = make(), torch.randn(4, 6)
     eager = copy.deepcopy(module)
     if door == "fp.compile":
-        with pytest.warns(RuntimeWarning, match="as one graph, so it runs in pieces"):
+        with pytest.warns(RuntimeWarning, match=r"as one graph, so it runs in pieces.* multiply by the mask"):
             call = fp.compile(module, x, training=True, **OPTIONS)
     else:
         call = torch.compile(module, backend="fmtprop", options=OPTIONS)
@@ -100,6 +112,22 @@ def test_a_copy_is_not_changed_with_its_source(door: str) -> None:
         given.zero_()
         results.sum().backward()
     torch.testing.assert_close(module.layer.weight.grad, eager.layer.weight.grad)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_more_sizes_than_plans() -> None:
+    module = Routed()
+    eager = copy.deepcopy(module)
+    with pytest.warns(RuntimeWarning, match="in pieces"):
+        call = fp.compile(module, torch.randn(24, 6), training=True, **OPTIONS)
+    before = len(call.steps)
+    for count in range(1, 24):
+        x = torch.ones(24, 6)
+        x[count:, 0] = -1
+        for net in (call, eager):
+            net(x).sum().backward()
+    assert len(call.steps) - before < 20  # PyTorch runs the others
+    torch.testing.assert_close(module.expert.weight.grad, eager.expert.weight.grad)
 
 
 def test_pieces_that_help_nothing_are_not_taken() -> None:
