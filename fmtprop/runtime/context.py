@@ -178,6 +178,10 @@ class Context:
                 memory.put(tensor)
         return results
 
+    def rest(self) -> None:
+        """Give the pages of the arena back; the next run takes new ones."""
+        dnnl.drop_pages(self._arena.data_ptr(), self._arena.numel())
+
     def shrink(self) -> None:
         """Give the pages of the arena back that no gradient in it needs, for good."""
         start, end = self._arena.data_ptr(), 0

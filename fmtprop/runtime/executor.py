@@ -125,6 +125,12 @@ class Executor:
         """
         return dnnl.after_fork(lambda: self._runner(threads).plan)
 
+    def rest(self) -> None:
+        """Give the pages of idle contexts back to the system; their next runs take new ones."""
+        for runner in list(self._runners.values()):
+            for context in list(runner.free):
+                context.rest()
+
     def close(self) -> None:
         """Release every idle context, and the plans for other numbers of threads."""
         with self._planning.current:

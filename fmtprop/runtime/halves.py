@@ -125,6 +125,10 @@ class Halves:
         run = partial(context.backward, tensors, again=again, arena=arena)
         return self._guarded(lambda: self._in_threads(context, run))
 
+    def rest(self) -> None:
+        """Give the pages that no forward run holds back to the system; the next run takes new ones."""
+        self._executor.rest()
+
     def close(self) -> None:
         """Release memory that no forward run holds."""
         self._executor.close()

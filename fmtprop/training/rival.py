@@ -87,7 +87,7 @@ class Rival:
 
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), no_hooks_for_saved_tensors():
             try:
-                faster, seconds = self._compare(lambda: trial(self._run), lambda: trial(theirs))
+                faster, seconds = self._compare(lambda: trial(self._run), lambda: trial(theirs), step.rest)
             except Exception as error:  # the call itself raises it again, where the caller expects it
                 _LOG.info("a training step is not compared with PyTorch: %s", error)
                 return self._run

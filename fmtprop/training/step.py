@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fmtprop import dnnl
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.frontends.functional import holder, import_functional
@@ -147,6 +148,12 @@ class Step:
                     self._made = self._planned()
                 if self._made is None:
                     self.leave("it computes nothing")
+
+    def rest(self) -> None:
+        """Return the memory that steps keep between them to the system; the next step takes new memory."""
+        if self._made is not None:
+            self._made[1].rest()
+        dnnl.trim_heap()
 
     def leave(self, reason: str) -> None:
         """Leave the step to PyTorch for a reason, and release the plan."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 
 import pytest
 
@@ -44,6 +44,23 @@ def test_runs_of_each_side(monkeypatch, seconds, runs):
     ours, theirs = (clock.call([], one) for one in seconds)
     turns.compare(lambda: (calls.append(1), ours()), theirs)
     assert len(calls) == runs
+
+
+def test_each_change_of_sides_has_a_rest_and_the_next_run_does_not_count(monkeypatch):
+    clock, calls = Clock(monkeypatch), []
+
+    def side(name: str, seconds: float) -> Callable[[], None]:
+        def run() -> None:
+            clock.now += seconds + (0.1 if calls[-1:] == ["rest"] else 0.0)
+            calls.append(name)
+
+        return run
+
+    found = turns.compare(side("ours", 0.3), side("theirs", 0.25), lambda: calls.append("rest"))
+    assert found == (False, (pytest.approx(0.3), pytest.approx(0.25)))
+    for one, other in pairwise(calls):
+        assert "rest" in (one, other) or one == other
+    assert calls.count("ours") == calls.count("theirs") == 4
 
 
 def test_with_one_thread_waiting_does_not_count():

@@ -432,7 +432,7 @@ def test_results_have_the_strides_that_pytorch_gives_them():
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_graph_that_needs_gradients_is_a_step(monkeypatch, ours):
     monkeypatch.setattr(
-        import_module("fmtprop.dynamo.backend"), "compare", lambda a, b: (a(), b(), (ours, (1.0, 2.0)))[-1]
+        import_module("fmtprop.dynamo.backend"), "compare", lambda a, b, _: (a(), b(), (ours, (1.0, 2.0)))[-1]
     )
     model, other = network().train(), network().train()
     run, steps = compiled(model)
@@ -647,7 +647,7 @@ def test_races_are_not_watched():
 
 
 def test_a_step_in_pytorch_takes_other_strides_than_traced(monkeypatch):
-    monkeypatch.setattr(import_module("fmtprop.dynamo.backend"), "compare", lambda ours, theirs: (False, (2.0, 1.0)))
+    monkeypatch.setattr(import_module("fmtprop.dynamo.backend"), "compare", lambda ours, theirs, _: (False, (2.0, 1.0)))
 
     @torch.library.custom_op("fmtprop_tests::turned", mutates_args=())
     def turned(x: torch.Tensor) -> torch.Tensor:

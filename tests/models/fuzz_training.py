@@ -112,7 +112,7 @@ def _run(
     """Run a step on each list of inputs; None if PyTorch itself cannot differentiate the program."""
     model.load_state_dict(state)
     # the plan of torch.compile shall run, not the faster of it and PyTorch
-    with mock.patch("fmtprop.dynamo.backend.compare", lambda ours, theirs: (True, (0.0, 1.0))):
+    with mock.patch("fmtprop.dynamo.backend.compare", lambda ours, theirs, _: (True, (0.0, 1.0))):
         steps = []
         for tensors in inputs:
             given = [t.clone().requires_grad_(n in learned) for n, t in zip(program.inputs, tensors, strict=True)]

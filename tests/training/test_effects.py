@@ -33,7 +33,7 @@ class Whitened(nn.Module):
 @pytest.mark.parametrize("door", ["fp.compile", "torch.compile"])
 def test_checked_calls(door, monkeypatch):
     monkeypatch.setattr(
-        import_module("fmtprop.dynamo.backend"), "compare", lambda ours, theirs: (ours(), (True, (0.0, 1.0)))[1]
+        import_module("fmtprop.dynamo.backend"), "compare", lambda ours, theirs, _: (ours(), (True, (0.0, 1.0)))[1]
     )
     torch._dynamo.reset()
     torch.manual_seed(0)

@@ -19,7 +19,7 @@ from fmtprop.ops.host_call import host_call
 @pytest.fixture(autouse=True)
 def plans_run(monkeypatch):
     """Let plans run, however short the step is."""
-    monkeypatch.setattr(import_module("fmtprop.dynamo.backend"), "compare", lambda ours, theirs: (True, (0.0, 1.0)))
+    monkeypatch.setattr(import_module("fmtprop.dynamo.backend"), "compare", lambda ours, theirs, _: (True, (0.0, 1.0)))
 
 
 def compiled(module, inputs, door):

@@ -27,7 +27,7 @@ def shifted(module, args):
 @pytest.fixture(params=["fp.compile", "torch.compile"])
 def trained(request, monkeypatch):
     """The module by a door, the original, and an equal module that PyTorch runs; a step was made."""
-    monkeypatch.setattr(import_module("fmtprop.dynamo.backend"), "compare", lambda ours, theirs: (True, (0.0, 1.0)))
+    monkeypatch.setattr(import_module("fmtprop.dynamo.backend"), "compare", lambda ours, theirs, _: (True, (0.0, 1.0)))
     torch._dynamo.reset()
     torch.manual_seed(0)
     module = mlp()

@@ -34,7 +34,7 @@ def decided(monkeypatch):
     """Make either side win, after both ran twice."""
 
     def decide(ours: bool) -> None:
-        def compare(plan, pytorch):
+        def compare(plan, pytorch, rest):
             for run in (plan, pytorch) * 2:
                 run()
             return ours, (1.0, 2.0)
@@ -147,7 +147,7 @@ def test_of_a_step_in_bf16_the_rival_is_pytorch_under_autocast(decided):
 
 
 def test_a_side_that_fails_keeps_the_plan(decided, monkeypatch):
-    def compare(ours, theirs):
+    def compare(ours, theirs, rest):
         raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(rival, "compare", compare)
@@ -160,7 +160,7 @@ def test_a_side_that_fails_keeps_the_plan(decided, monkeypatch):
 def test_memory_that_a_cycle_of_the_trial_holds_is_released(monkeypatch, ours):
     held = []
 
-    def compare(plan, pytorch):
+    def compare(plan, pytorch, rest):
         plan()
         ring = [torch.empty(1)]
         ring.append(ring)
