@@ -19,7 +19,7 @@ _CLOSE_RATIO, _CLOSE_TRIALS, _CLOSE_SECONDS = 1.15, 20, 3.0
 #: first runs of more seconds in all decide, if PyTorch's takes so many times as long as the plan's
 _LONG_SECONDS, _CLEAR_RATIO = 0.5, 2.0
 
-#: returns whether the first of two calls is faster, and the seconds of both; a third call rests between
+#: returns whether the first of two calls is faster, and the seconds of both; a third one returns memory
 Compare = Callable[[Callable[[], object], Callable[[], object], Callable[[], object]], tuple[bool, tuple[float, float]]]
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 #: a little less than the largest block after which glibc adapts its thresholds
 _SETTLING_NBYTES = (32 << 20) - (64 << 10)
 
-#: a mapping of a file that nobody writes to, and the rest of its entry in ``/proc/self/smaps``
-_READ_ONLY_FILE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-[x-]p \S+ \S+ \S+ +/.*\n((?:[A-Z]\w+:.*\n)+)", re.MULTILINE)
+#: the program of a file, and the rest of its entry in ``/proc/self/smaps``
+_PROGRAM = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-xp \S+ \S+ \S+ +/.*\n((?:[A-Z]\w+:.*\n)+)", re.MULTILINE)
 
 
 def trim_heap() -> bool:
@@ -55,10 +55,11 @@ def keep_heap() -> None:
 
 
 def drop_code() -> None:
-    """Return pages of programs that were run to the system; the next access finds them in its cache of files.
+    """Return the pages of loaded programs to the system; the next access finds them in its cache of files.
 
-    PyTorch's import and a compilation run 100 MB of code that a step does not run. A page that the process has
-    changed, as debuggers do, stays.
+    PyTorch's import and a compilation run 80 MB of code that a step does not run. A program that the process has
+    changed, as debuggers do, stays. Data of files stay too: another thread could unmap them meanwhile, and have its
+    own memory there.
 
     References
     ----------
@@ -68,13 +69,13 @@ def drop_code() -> None:
         smaps = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return
-    for begin, end, counts in _READ_ONLY_FILE.findall(smaps):
+    for begin, end, counts in _PROGRAM.findall(smaps):
         if re.search(r"^Anonymous: +0 kB$", counts, re.MULTILINE):
             drop_pages(int(begin, 16), int(end, 16) - int(begin, 16))
 
 
 def drop_pages(address: int, nbytes: int) -> None:
-    """Return whole pages of private memory to the system; the next access to one finds zeros."""
+    """Return whole pages of private memory to the system; the next access to one finds zeros, or its file's bytes."""
     if hasattr(mmap, "MADV_DONTNEED"):
         function = ctypes.CDLL(None).madvise
         function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
 
@@ -128,8 +128,7 @@ class Executor:
     def rest(self) -> None:
         """Give the pages of idle contexts back to the system; their next runs take new ones."""
         for runner in list(self._runners.values()):
-            for context in list(runner.free):
-                context.rest()
+            runner.rest()
 
     def close(self) -> None:
         """Release every idle context, and the plans for other numbers of threads."""
@@ -216,10 +215,19 @@ class _Runner:
             with torch.inference_mode(mode=False):  # views made in that mode could be written in it alone
                 return Context(self.plan)
 
+    def rest(self) -> None:
+        idle = list(self._taken())  # no run has one of them meanwhile
+        for context in idle:
+            context.rest()
+        self.free.extend(idle)
+
     def close(self) -> None:
+        for context in self._taken():
+            context.close()
+
+    def _taken(self) -> Iterator[Context]:
         while True:
             try:
-                context = self.free.pop()
+                yield self.free.pop()
             except IndexError:  # empty, or a run took the last one
                 return
-            context.close()

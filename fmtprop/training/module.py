@@ -153,7 +153,7 @@ class TrainingModule(nn.Module):
             results = self._run(args, kwargs)
         except ImportModelError:
             self._capture(whole=True)
-            raise failed from None
+            raise
         warnings.warn(
             f"torch.compile cannot capture {type(self._original).__name__} as one graph, so it runs in pieces with "
             f"Python between, each with formats of its own: {_first_lines(failed)}",
