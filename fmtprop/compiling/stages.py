@@ -24,7 +24,6 @@ from fmtprop.passes.base import Observer, Pass, Pipeline
 from fmtprop.passes.fuse_post_ops import FusePostOps
 from fmtprop.passes.keep_scores import KeepScores
 from fmtprop.passes.mark_exact import MarkExact
-from fmtprop.passes.pair_max_poolings import PairMaxPoolings
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.precision import LowerPrecision, WidenPrecision
 from fmtprop.passes.recognise_functions import RecogniseFunctions
@@ -97,8 +96,8 @@ def _passes(target: Provider, special_values: str) -> tuple[Pass, ...]:
     """Return the passes; two of them ask the target."""
     passes = [_asking(one, target) for one in NORMALISE]
     if special_values != "fast":
-        # a function and its decomposed forms treat infinities differently; maxima run by PyTorch, which has indices
-        passes = [one for one in passes if not isinstance(one, RecogniseFunctions | PairMaxPoolings)]
+        # a function and its decomposed forms treat infinities differently
+        passes = [one for one in passes if not isinstance(one, RecogniseFunctions)]
         passes = [MarkExact(everything=True) if isinstance(one, MarkExact) else one for one in passes]
     return tuple(passes)
 

@@ -21,7 +21,6 @@ from fmtprop.passes.join_writes import JoinWrites
 from fmtprop.passes.keep_scores import KeepScores
 from fmtprop.passes.mark_exact import MarkExact
 from fmtprop.passes.nest_concats import NestConcats
-from fmtprop.passes.pair_max_poolings import PairMaxPoolings
 from fmtprop.passes.precision import WidenPrecision
 from fmtprop.passes.recognise_functions import RecogniseFunctions
 from fmtprop.passes.recognise_lrn import RecogniseLrn
@@ -39,8 +38,6 @@ NORMALISE: tuple[Pass, ...] = (
     JoinWrites(),
     JoinGradients(),
     ReadVariance(),
-    # before MarkExact, which marks maxima of infinities
-    PairMaxPoolings(),
     # weights behind views become weights
     FoldConstants(),
     RecogniseShuffle(),

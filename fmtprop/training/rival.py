@@ -69,7 +69,6 @@ class Rival:
                 raise
             step.leave(str(error))
             return self._unchanged
-        dnnl.drop_code()  # of the compilation
         if step.net is None:
             return self._unchanged
         if self._compare is None or not _has_room(step.net.plan.arena_nbytes):
