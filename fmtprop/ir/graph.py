@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
-from itertools import islice
 from operator import itemgetter
 from typing import Any
 
@@ -130,10 +129,6 @@ class Graph:
         """Yield (name, node) in the order of adding, also for a graph with a cycle."""
         for name, data in self._graph._node.items():
             yield name, data["node"]
-
-    def newest(self, count: int) -> list[Node]:
-        """Return the nodes that were added last, in the order of adding."""
-        return [entry["node"] for entry in islice(reversed(self._graph._node.values()), count)][::-1]
 
     def inputs(self, name: str) -> dict[str, Value]:
         """Return the operands of a node: operand name -> value, in the order of connection."""
