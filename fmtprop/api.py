@@ -24,6 +24,7 @@ from fmtprop.compiling.stages import random_inputs
 from fmtprop.errors import GraphError, ImportModelError, LoadError, PlanError, UnsupportedOpError
 from fmtprop.frontends import from_torch, load
 from fmtprop.frontends.examples import check_examples
+from fmtprop.frontends.methods import as_module
 from fmtprop.frontends.onnx import from_onnx, is_onnx
 from fmtprop.frontends.specialise import Sizes
 from fmtprop.frontends.torch_export import from_torch_symbolic
@@ -95,9 +96,9 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
 
     Parameters
     ----------
-    model : torch.nn.Module, torch.export.ExportedProgram, Graph, str, path, bytes or onnx.ModelProto
-        A module, an op graph, the name of a built-in graph, a file (graph ``.json``, ``.pt2``, ``.onnx``), or an ONNX
-        model in memory.
+    model : torch.nn.Module, method, torch.export.ExportedProgram, Graph, str, path, bytes or onnx.ModelProto
+        A module or a method of one (``model.decode``), an op graph, the name of a built-in graph, a file (graph
+        ``.json``, ``.pt2``, ``.onnx``), or an ONNX model in memory.
     example_inputs : torch.Tensor or tuple, optional
         Required for a module: they fix the shapes. Other models have shapes already, which must be equal.
     dtype : {"f32", "bf16"}
@@ -188,6 +189,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     >>> net(torch.ones(2, 8)).shape
     torch.Size([2, 4])
     """
+    model = as_module(model)
     is_symbolic = dynamic_shapes is not None or _has_symbols(model)
     _check_together(model, dtype, release_weights, training, dynamic_shapes, is_symbolic, kwargs)
     if buckets and not is_symbolic:
