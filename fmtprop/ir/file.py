@@ -29,9 +29,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any
 
 from fmtprop.errors import GraphError
 from fmtprop.ir.file_data import Reader, Writer
@@ -42,6 +40,9 @@ from fmtprop.ir.node import Value
 from fmtprop.ir.plain import attrs_from_plain
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.system.files import check_replaceable, read, replacing
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 FORMAT = "fmtprop-graph"
 VERSION = 1
@@ -214,6 +215,8 @@ def _check_head(document: object) -> None:
 
 
 def _assemble(document: Mapping[str, Any], reader: Reader) -> nx.MultiDiGraph[str]:
+    import networkx as nx
+
     nxg: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=document["name"], structure=document["structure"])
     rows = document["nodes"]
     for index, row in enumerate(rows):
