@@ -410,4 +410,3 @@ class Graph:
         from fmtprop.ir.networkx_form import from_networkx
 
         return from_networkx(nxg)
-

@@ -134,7 +134,7 @@ def from_networkx(nxg: nx.MultiDiGraph[str]) -> Graph:
     name, structure = nxg.graph.get("name", "graph"), nxg.graph.get("structure", "")
     if not isinstance(name, str) or not isinstance(structure, str):
         raise GraphError(f"graph attributes name and structure must be text, got {name!r} and {structure!r}")
-    nodes = {key: _node(key, data) for key, data in nxg.nodes(data=True)}
+    nodes = {key: node_of(key, data) for key, data in nxg.nodes(data=True)}
     inputs = {key: _inputs(nxg, node) for key, node in nodes.items()}
     orders = _orders(nxg, nodes)
 
@@ -150,7 +150,14 @@ def from_networkx(nxg: nx.MultiDiGraph[str]) -> Graph:
     return graph
 
 
-def _node(name: object, data: Mapping[str, Any]) -> Node:
+def node_of(name: object, data: Mapping[str, Any]) -> Node:
+    """Return a node from plain data, of which nothing is trusted; its operands are edges.
+
+    Raises
+    ------
+    GraphError
+        An item is missing, unknown or of the wrong kind.
+    """
     if not isinstance(name, str) or not name:
         raise GraphError(f"node {name!r}: a node's name must be non-empty text")
     _check_keys(f"node {name}", data, _NODE_KEYS, required=("op", "results"))

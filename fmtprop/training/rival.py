@@ -146,5 +146,5 @@ def rival_of(options: Options) -> Compare | None:
     PyTorch has no other policy, and saves what ``memory="recompute"`` does not.
     """
     tuning = options.tuning
-    asked = options.confirm and (tuning.costs != "model" or tuning.is_patient)
+    asked = options.races and (tuning.costs != "model" or tuning.is_patient)
     return compare if asked and options.policy == OPTIMAL and options.memory == "save" else None
