@@ -103,9 +103,9 @@ def costs_for(
     Parameters
     ----------
     tune : {"auto", "model", "measure", "remeasure", "nominal"}
-        ``"nominal"`` measures nothing at all (``deterministic=True``). ``"model"`` measures only the machine's peaks, once. ``"measure"`` measures the figures that the cache lacks.
-        ``"remeasure"`` measures all figures and replaces the cache's. ``"auto"`` uses the cache's figures if it has
-        all for a node, and the model otherwise.
+        ``"nominal"`` measures nothing at all (``deterministic=True``), ``"model"`` only the machine's peaks, once.
+        ``"measure"`` measures the figures that the cache lacks. ``"remeasure"`` measures all figures and replaces the
+        cache's. ``"auto"`` uses the cache's figures if it has all for a node, and the model otherwise.
     weights_nbytes : int
         Bytes of all weights of the network; they decide from which level of memory weights come.
     activations_nbytes : int, optional
