@@ -22,6 +22,7 @@ from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.base import Pass, Pipeline
+from fmtprop.passes.mark_grids import MarkGrids
 from fmtprop.passes.optimal import Certificate, OptimalFormats, expansions, price, resolve_pins
 from fmtprop.passes.optimal.assign import MOST_SECONDS
 from fmtprop.passes.optimal.variants import FUSIONS, OF_GRAPH, Variant
@@ -51,15 +52,14 @@ _PRICED = (BEST, *(name for name, variant in _VARIANTS.items() if variant.is_pri
 #: the name of an entrant with the choices of another shape's plan
 OTHER_SHAPE = "as for another shape"
 
-#: least seconds for the solver, and those after which it stops where its time must not decide: the built-in networks
-#: take less than one
-_LEAST_SECONDS, _DETERMINISTIC_SECONDS = 0.5, 120.0
+#: least seconds for the solver
+_LEAST_SECONDS = 0.5
 
 #: the part of an entrant that can be dropped
 COMPOSED = "nodes run as several"
 
 #: passes before the choice of formats, for the variants of the graph
-_PREPARE = (ReleaseSums(),)
+_PREPARE = (ReleaseSums(), MarkGrids())
 
 
 @dataclass(frozen=True)
@@ -268,8 +268,6 @@ class Entrants:
     def _solver_seconds(self, run: float) -> float:
         """Return the time for the solver, which needs it only for wide problems."""
         self._budget.run = max(self._budget.run, run)
-        if self._options.deterministic:
-            return _DETERMINISTIC_SECONDS
         return min(MOST_SECONDS, max(_LEAST_SECONDS, self._budget.left / 2))
 
     @cached_property

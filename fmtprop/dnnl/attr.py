@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from ctypes import byref
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from fmtprop.dnnl import _abi
 from fmtprop.dnnl.desc import NativeDesc
@@ -151,6 +153,11 @@ class PrimitiveAttr(Handle[_abi.dnnl_primitive_attr_t]):
     ----------
     post_ops : PostOps, optional
         Copied by oneDNN.
+    scales : mapping of int to int
+        Argument -> bits of the axes along which its scales vary. At execution, the scales (f32) are argument
+        ``Arg.ATTR_SCALES | argument``.
+    zero_points : mapping of int to int
+        The same of zero points (s32), which are argument ``Arg.ATTR_ZERO_POINTS | argument``.
 
     Raises
     ------
@@ -159,17 +166,27 @@ class PrimitiveAttr(Handle[_abi.dnnl_primitive_attr_t]):
     """
 
     handle_kind = "primitive_attr"
-    __slots__ = ("ops",)
+    __slots__ = ("ops", "scales", "zero_points")
 
-    def __init__(self, post_ops: PostOps | None = None) -> None:
+    def __init__(
+        self,
+        post_ops: PostOps | None = None,
+        scales: Mapping[int, int] = MappingProxyType({}),
+        zero_points: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
         out = _abi.dnnl_primitive_attr_t()
         raise_status("dnnl_primitive_attr_create", lib().primitive_attr_create(byref(out)))
         super().__init__(out, lib().primitive_attr_destroy)
         self.ops: tuple[PostOp, ...] = tuple(post_ops.ops) if post_ops is not None else ()
+        self.scales, self.zero_points = scales, zero_points
         self._set("scratchpad_mode", _USER_SCRATCHPAD)
+        for argument, mask in scales.items():
+            self._set("scales_mask", argument, mask)
+        for argument, mask in zero_points.items():
+            self._set("zero_points_mask", argument, mask)
         if post_ops is not None:
             self._set("post_ops", post_ops.handle)
 
-    def _set(self, name: str, value: object) -> None:
+    def _set(self, name: str, *values: object) -> None:
         function = getattr(lib(), f"primitive_attr_set_{name}")
-        raise_status(f"dnnl_primitive_attr_set_{name}", function(self.handle, value), f"value {value}")
+        raise_status(f"dnnl_primitive_attr_set_{name}", function(self.handle, *values), f"value {values[-1]}")

@@ -116,6 +116,19 @@ class Reads(Enum):
     ROWS_OR_CHANNELS_LAST = "rows or channels-last"
 
 
+class Bytes(Enum):
+    """What an op's primitive does with numbers of a grid that are stored as bytes (:class:`~fmtprop.ir.grid.Grid`)."""
+
+    #: it computes with real numbers only
+    NEVER = "never"
+    #: each result is one of the sources' numbers, so it needs no scale
+    MOVED = "moved"
+    #: it sums products of bytes, and scales the sums
+    MULTIPLIED = "multiplied"
+    #: it converts bytes to reals and back
+    CONVERTED = "converted"
+
+
 def each_image(attrs: Attrs, batch: int, images: int) -> Attrs | None:
     """Return the attributes as they are: the op treats images one by one."""
     return attrs

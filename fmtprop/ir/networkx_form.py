@@ -4,15 +4,15 @@ Node attributes
     ``op`` name of the op; ``results`` list of ``{"dims": [...], "dtype": "f32"}``; ``attrs`` dictionary;
     ``post_ops`` list of ``{"op", "attrs", "operand", "origin", "bias"}``; ``descs`` list of MemoryDesc or None;
     ``choice`` Choice or None; ``origin`` text; ``order`` number: among the ready nodes the smallest goes first;
-    ``data``, of constants only: a torch tensor or an Initialiser. Only ``op`` and ``results`` are required.
+    ``data``, of constants only: a torch tensor or an Initialiser; ``grid``, of some constants: the data of a
+    :class:`~fmtprop.ir.grid.Grid` on which all their numbers lie. Only ``op`` and ``results`` are required.
 Edges
     Producer to reader; the key is the reader's operand, ``result`` the index of the producer's result (default 0),
     ``position`` the operand's place among the operands (by default as the op declares them).
 Graph attributes
     ``name`` and ``structure``, as in :class:`~fmtprop.ir.graph.Graph`. Others are yours; they are not kept.
 
-Except for :class:`~fmtprop.ir.graph.Graph` itself, only this module uses the graph inside it. networkx is imported when
-it is used: its import takes 0.2 s.
+Except for :class:`~fmtprop.ir.graph.Graph` itself, only this module uses the networkx graph inside it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import networkx as nx
+
 from fmtprop.errors import GraphError, ShapeError
+from fmtprop.ir.grid import Grid
 from fmtprop.ir.node import Choice, Node, PostOp, Value, label_of
 from fmtprop.ir.op import opdef
 from fmtprop.ir.plain import attrs_from_plain
@@ -32,11 +35,9 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 
 if TYPE_CHECKING:
-    import networkx as nx
-
     from fmtprop.ir.graph import Graph
 
-_NODE_KEYS = ("op", "results", "attrs", "post_ops", "descs", "choice", "origin", "order", "data", "phase")
+_NODE_KEYS = ("op", "results", "attrs", "post_ops", "descs", "choice", "origin", "order", "data", "phase", "grid")
 _EDGE_KEYS = ("result", "position")
 _POST_OP_KEYS = ("op", "attrs", "operand", "origin", "bias")
 
@@ -68,16 +69,14 @@ def to_networkx(graph: Graph) -> nx.MultiDiGraph[str]:
     >>> from_networkx(nxg).node("relu_1").attrs
     Eltwise(alg='tanh', alpha=0.0, beta=0.0)
     """
-    import networkx as nx
-
     plain: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=graph.name, structure=graph.structure)
-    for name, data in graph._graph.nodes.items():
+    for name, data in graph._graph.nodes(data=True):
         row = plain_node(data["node"])
         row["order"] = data["order"]
         if name in graph.constants:
             row["data"] = graph.constants[name]
         plain.add_node(name, **row)
-    plain.add_edges_from((u, v, key, dict(data)) for u, v, key, data in graph._graph.edges())
+    plain.add_edges_from((u, v, key, dict(data)) for u, v, key, data in graph._graph.edges(keys=True, data=True))
     return plain
 
 
@@ -92,6 +91,8 @@ def plain_node(node: Node) -> dict[str, Any]:
         "choice": node.choice,
         "origin": node.origin,
     }
+    if node.op == "constant" and node.grids:
+        plain["grid"] = node.grids["dst"].to_json()
     return {**plain, "phase": node.phase} if node.phase else plain
 
 
@@ -124,8 +125,6 @@ def from_networkx(nxg: nx.MultiDiGraph[str]) -> Graph:
         An item is missing, unknown, of the wrong kind or unconnected, or ``structure`` does not fit the graph's inputs
         and outputs; the message names node and attribute.
     """
-    import networkx as nx
-
     from fmtprop.ir.graph import Graph
     from fmtprop.ir.verify import verify_structure
 
@@ -134,7 +133,7 @@ def from_networkx(nxg: nx.MultiDiGraph[str]) -> Graph:
     name, structure = nxg.graph.get("name", "graph"), nxg.graph.get("structure", "")
     if not isinstance(name, str) or not isinstance(structure, str):
         raise GraphError(f"graph attributes name and structure must be text, got {name!r} and {structure!r}")
-    nodes = {key: node_of(key, data) for key, data in nxg.nodes(data=True)}
+    nodes = {key: _node(key, data) for key, data in nxg.nodes(data=True)}
     inputs = {key: _inputs(nxg, node) for key, node in nodes.items()}
     orders = _orders(nxg, nodes)
 
@@ -150,14 +149,7 @@ def from_networkx(nxg: nx.MultiDiGraph[str]) -> Graph:
     return graph
 
 
-def node_of(name: object, data: Mapping[str, Any]) -> Node:
-    """Return a node from plain data, of which nothing is trusted; its operands are edges.
-
-    Raises
-    ------
-    GraphError
-        An item is missing, unknown or of the wrong kind.
-    """
+def _node(name: object, data: Mapping[str, Any]) -> Node:
     if not isinstance(name, str) or not name:
         raise GraphError(f"node {name!r}: a node's name must be non-empty text")
     _check_keys(f"node {name}", data, _NODE_KEYS, required=("op", "results"))
@@ -185,7 +177,19 @@ def node_of(name: object, data: Mapping[str, Any]) -> Node:
         choice,
         origin,
         phase=phase,
+        grids=_grids(where, op, data),
     )
+
+
+def _grids(where: str, op: str, data: Mapping[str, Any]) -> dict[str, Grid]:
+    if "grid" not in data:
+        return {}
+    if op != "constant":
+        raise GraphError(f"{where}: only constants have a grid; remove the attribute")
+    try:
+        return {"dst": Grid.from_json(data["grid"])}
+    except GraphError as error:
+        raise GraphError(f"{where}: {error}") from error
 
 
 def _check_keys(where: str, data: Mapping[Any, Any], known: tuple[str, ...], required: Iterable[str]) -> None:
@@ -288,8 +292,6 @@ def _number(where: str, key: str, value: object) -> float:
 
 
 def _orders(nxg: nx.MultiDiGraph[str], nodes: Mapping[str, Node]) -> dict[str, float]:
-    import networkx as nx
-
     given = nxg.nodes(data="order")
     orders = {name: _number(nodes[name].label, "order", order) for name, order in given if order is not None}
     if not orders:

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 from fmtprop.errors import GraphError
+from fmtprop.ir.grid import Grid
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.system.printable import printable, shortened
 
 #: most characters of a name in a message
 _SHOWN_CHARACTERS = 200
+
+#: of a node without quantized numbers
+NO_GRIDS: Mapping[str, Grid] = MappingProxyType({})
 
 A = TypeVar("A", bound="Attrs")
 
@@ -180,6 +185,9 @@ class Node:
         Whether NaN and infinities in its results must be PyTorch's; implementations that lose some must not run it.
     phase : {"", "backward"}
         Phase of an input or an output: ``"backward"`` if it belongs to the second entry point of a graph with two.
+    grids : mapping of str to Grid
+        Operands and results, by name, of which all numbers lie on a grid: they may be bytes. (A fact about the graph,
+        found by :class:`~fmtprop.passes.mark_grids.MarkGrids`; a constant's is given.)
     """
 
     #: ops without computation: the graph's inputs, outputs and data
@@ -195,6 +203,7 @@ class Node:
     origin: str = ""
     exact: bool = False
     phase: str = ""
+    grids: Mapping[str, Grid] = field(default_factory=lambda: NO_GRIDS, compare=False)
     #: types of operands with which its results agree, if that is known: a node never changes, so it stays true
     agreed: Mapping[str, TensorType] | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -234,7 +243,7 @@ class Node:
 
 #: fields of a node that can be replaced, and those that its results depend on
 _FIELDS = {one.name for one in fields(Node) if one.init}
-_TYPED = {"op", "attrs", "results", "post_ops"}
+_TYPED = {"op", "attrs", "results", "post_ops", "grids"}
 
 
 def label_of(name: str, op: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from fmtprop.errors import GraphError
 from fmtprop.ir.exporting import Onnx
-from fmtprop.ir.facets import Cost, Linear, Reads
+from fmtprop.ir.facets import Bytes, Cost, Linear, Reads
 from fmtprop.ir.node import Attrs, Node
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
@@ -174,6 +174,10 @@ def _never(attrs: Any) -> bool:
     return False
 
 
+def _in_reals(attrs: Any) -> Bytes:
+    return Bytes.NEVER
+
+
 def _same(operand: str, dims: tuple[int, ...]) -> float:
     return 1.0
 
@@ -256,6 +260,8 @@ class OpDef:
         as a copy of it.
     reads : Reads
         Which plain formats PyTorch's operator works on without a copy.
+    bytes : callable
+        ``attrs -> Bytes``: what its primitive does with bytes that stand for real numbers.
     loses : callable
         ``attrs -> names``: the special values for which some implementation of the primitive, or of the post-op,
         differs from PyTorch: ``"nan"``, ``"inf"``, and ``"extremum"`` where the largest or smallest of
@@ -314,6 +320,7 @@ class OpDef:
     positions: Callable[[Any], frozenset[str]] = _nothing
     repeated: Callable[[Any], frozenset[str]] = _nothing
     reads: Reads = Reads.ANY
+    bytes: Callable[[Any], Bytes] = _in_reals
     loses: Callable[[Any], frozenset[str]] = _nothing
     post_ops: frozenset[str] = frozenset()
     eltwise_algs: frozenset[str] | None = None

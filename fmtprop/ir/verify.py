@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 
 from fmtprop.errors import FmtpropError, FormatError, GraphError, ShapeError, VerifyError
 from fmtprop.ir import verify_formats as formats
@@ -18,6 +19,7 @@ from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node, PostOp
 from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.plain import attrs_class
+from fmtprop.ir.ports import result_names
 from fmtprop.ir.post_ops import types_along
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
@@ -215,7 +217,8 @@ def types_agree(graph: Graph) -> Iterator[str]:
         except FmtpropError as error:
             yield f"{node.label}: {error}"
         else:
-            if inferred != node.results and not _stores_accumulator(node, inferred):
+            recorded = tuple(map(partial(_real, node), result_names(node), node.results))
+            if inferred != recorded and not _stores_accumulator(node, inferred):
                 yield f"{node.label}: recorded results are {list(node.results)}, inferred are {list(inferred)}"
             else:
                 node.agreeing_with(types)
@@ -253,7 +256,13 @@ def post_ops_absorbable(graph: Graph) -> Iterator[str]:
 
 
 def _operand_types(graph: Graph, node: Node) -> dict[str, TensorType]:
-    return {name: graph.type_of(value) for name, value in graph.inputs(node.name).items()}
+    return {name: _real(node, name, graph.type_of(value)) for name, value in graph.inputs(node.name).items()}
+
+
+def _real(node: Node, name: str, type_: TensorType) -> TensorType:
+    """Return the type of the numbers that an operand or result means: reals, for bytes of a grid."""
+    grid = node.grids.get(name)
+    return type_ if grid is None or type_.dtype is not grid.stored else type_.with_dtype(DataType.F32)
 
 
 def _tail_fits(post_op: PostOp, operand: TensorType, dst: TensorType) -> bool:
@@ -324,6 +333,7 @@ RULES: tuple[Rule, ...] = tuple(
             (Stage.FORMATTED, formats.reorders_needed),
             (Stage.FORMATTED, formats.sums_share_format),
             (Stage.FORMATTED, formats.parts_follow),
+            (Stage.FORMATTED, formats.bytes_have_grids),
         ),
         start=1,
     )

@@ -8,6 +8,7 @@ from fmtprop.errors import FmtpropError
 from fmtprop.ir.aliasing import is_in_place, is_view, parts_of
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.op import opdef
+from fmtprop.ir.ports import result_names
 from fmtprop.layout import FormatKind
 
 
@@ -120,3 +121,18 @@ def parts_follow(graph: Graph) -> Iterator[str]:
                     f"{node.label} is in place, but operand {operand} is {desc}; as a part of {node.descs[0]} it is "
                     f"{part.at_start()}; a reorder must come first"
                 )
+
+
+def bytes_have_grids(graph: Graph) -> Iterator[str]:
+    """Every tensor on a grid has the same one for its producer and its readers, and as bytes it has the grid's type."""
+    for node in graph.nodes():
+        for operand, value in graph.inputs(node.name).items():
+            producer, grid = graph.node(value.node), node.grids.get(operand)
+            if grid is None:
+                continue
+            made = producer.grids.get("dst" if producer.is_boundary else result_names(producer)[value.index])
+            if made != grid:
+                yield f"{node.label}: operand {operand} lies on {grid}, but {producer.label} makes it on {made}"
+            dtype = graph.type_of(value).dtype
+            if not dtype.is_floating and dtype is not grid.stored:
+                yield f"{node.label}: operand {operand} is stored as {dtype}, its grid as {grid.stored}"

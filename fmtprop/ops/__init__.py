@@ -20,6 +20,7 @@ from fmtprop.ops.layer_norm_training import LAYER_NORMALIZATION_BACKWARD, LAYER_
 from fmtprop.ops.lrn import LRN, Lrn
 from fmtprop.ops.lrn_training import LRN_BACKWARD, LRN_TRAINING
 from fmtprop.ops.matmul import MATMUL, MatMul
+from fmtprop.ops.max_pooling_training import MAX_POOLING_BACKWARD, MAX_POOLING_TRAINING
 from fmtprop.ops.normalization import (
     BATCH_NORMALIZATION,
     GROUP_NORMALIZATION,
@@ -32,6 +33,7 @@ from fmtprop.ops.pad import PAD, Pad
 from fmtprop.ops.pooling import POOLING, Pooling
 from fmtprop.ops.pooling_backward import POOLING_BACKWARD
 from fmtprop.ops.prelu import PRELU, PRELU_BACKWARD, Prelu
+from fmtprop.ops.quantization import DEQUANTIZE, FAKE_QUANTIZE, QUANTIZE, Dequantize, FakeQuantize, Quantize
 from fmtprop.ops.recurrent import LBR_GRU, LSTM, VANILLA_RNN, Recurrent
 from fmtprop.ops.recurrent_training import OPS as RECURRENT_TRAINING
 from fmtprop.ops.reduction import REDUCTION, Reduction
@@ -61,6 +63,8 @@ OPS = (
     *RECURRENT_TRAINING,
     POOLING,
     POOLING_BACKWARD,
+    MAX_POOLING_TRAINING,
+    MAX_POOLING_BACKWARD,
     BATCH_NORMALIZATION,
     BATCH_NORMALIZATION_TRAINING,
     BATCH_NORMALIZATION_BACKWARD,
@@ -86,6 +90,9 @@ OPS = (
     REDUCTION,
     SHUFFLE,
     REORDER,
+    QUANTIZE,
+    DEQUANTIZE,
+    FAKE_QUANTIZE,
     RESHAPE,
     PERMUTE,
     SLICE,
@@ -106,9 +113,11 @@ __all__ = [
     "Conv",
     "ConvGradient",
     "Deconv",
+    "Dequantize",
     "Eltwise",
     "EmbeddingBag",
     "Expand",
+    "FakeQuantize",
     "Graph",
     "GroupNorm",
     "HostCall",
@@ -120,6 +129,7 @@ __all__ = [
     "Permute",
     "Pooling",
     "Prelu",
+    "Quantize",
     "Recurrent",
     "Reduction",
     "Reorder",

@@ -11,7 +11,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir.exporting import Onnx
-from fmtprop.ir.facets import Cost, each_image_across_axis
+from fmtprop.ir.facets import Bytes, Cost, each_image_across_axis
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
@@ -175,6 +175,7 @@ CONCAT = OpDef(
     primitive=primitive_of("Concat"),
     parts=parts,
     sliced=each_image_across_axis,
+    bytes=lambda attrs: Bytes.MOVED,
     cost=Cost(pace=0.65, pytorch=0.6),
     samples=samples,
     torch={

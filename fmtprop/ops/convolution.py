@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import FormatError, ShapeError, UnsupportedOpError
 from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Linear, each_image
+from fmtprop.ir.facets import Bytes, Linear, each_image
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, PostOpForm, Sample
@@ -383,6 +383,7 @@ CONVOLUTION = OpDef(
     primitive=primitive,
     equivalents=(_as_matmul, _as_inner_product),
     linear=Linear(convolution_products, windowed=True),
+    bytes=lambda attrs: Bytes.MULTIPLIED,
     spreads=True,
     sliced=each_image,
     post_ops=frozenset({"eltwise", "binary", "sum", "prelu", "convolution"}),

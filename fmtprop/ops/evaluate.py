@@ -11,11 +11,14 @@ from collections.abc import Mapping
 import torch
 
 from fmtprop.errors import FmtpropError, GraphError, InputError
+from fmtprop.ir.facets import Bytes
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, PostOp, Value
+from fmtprop.ir.node import NO_GRIDS, Node, PostOp, Value
 from fmtprop.ir.op import Category, Reference, opdef
+from fmtprop.ir.ports import result_names
 from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
 from fmtprop.layout import DataType
+from fmtprop.ops.quantization import to_bytes, to_reals
 from fmtprop.system.printable import first_line
 
 
@@ -102,12 +105,14 @@ def evaluate_node(
     tuple of torch.Tensor
         Its results; they may share memory with the operands.
     """
+    if node.grids:
+        return _in_reals(node, tensors, instead)
     operands = {name: t for name, t in tensors.items() if name not in node.tail}
     declaration = opdef(node.op)
     if declaration.category is Category.COMPUTE and (node.post_ops or node.results[0].dtype is DataType.F32):
         # narrow operands, the accumulator in f32: references compute in the type of their first operand
         first = declaration.operands[0].name
-        operands[first] = operands[first].float()
+        operands[first] = operands[first].to(torch.promote_types(operands[first].dtype, torch.float32))
     results = (instead or {}).get(node.op, declaration.reference)(node.attrs, operands)
     if not node.post_ops:
         return tuple(results)
@@ -116,6 +121,29 @@ def evaluate_node(
     for post_op in node.post_ops:
         dst = apply_post_op(post_op, dst, tensors, instead)
     return (dst.to(torch_dtype(node.results[0].dtype)), *results[1:])
+
+
+def _in_reals(
+    node: Node, tensors: Mapping[str, torch.Tensor], instead: Mapping[str, Reference] | None
+) -> tuple[torch.Tensor, ...]:
+    """Run a node on real numbers, where operands or results are stored as bytes of their grids.
+
+    Sums are exact in f64, as they are in a kernel for bytes.
+    """
+    is_sum = opdef(node.op).bytes(node.attrs) is Bytes.MULTIPLIED
+    real = {
+        name: to_reals(tensor.double() if is_sum else tensor, node.grids[name])
+        if name in node.grids and not tensor.is_floating_point()
+        else tensor
+        for name, tensor in tensors.items()
+    }
+    stored = [
+        name in node.grids and not t.dtype.is_floating for name, t in zip(result_names(node), node.results, strict=True)
+    ]
+    types = tuple(t.with_dtype(DataType.F32) if b else t for t, b in zip(node.results, stored, strict=True))
+    results = evaluate_node(node.with_(results=types, grids=NO_GRIDS), real, instead)
+    named = zip(result_names(node), results, stored, strict=True)
+    return tuple(to_bytes(result, node.grids[name]) if is_stored else result for name, result, is_stored in named)
 
 
 def apply_post_op(

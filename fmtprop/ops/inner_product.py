@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Linear
+from fmtprop.ir.facets import Bytes, Linear
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Sample
@@ -152,6 +152,7 @@ INNER_PRODUCT = OpDef(
     primitive=primitive_of("InnerProduct"),
     equivalents=(_as_matmul, _as_convolution),
     linear=Linear(lambda src, weights, dst: float(prod(src) * dst[1])),
+    bytes=lambda attrs: Bytes.MULTIPLIED,
     spreads=True,
     post_ops=frozenset({"eltwise", "binary", "sum"}),
     short="fc",

@@ -16,7 +16,7 @@ import torch
 
 from fmtprop.errors import ShapeError, UnsupportedOpError
 from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Linear
+from fmtprop.ir.facets import Bytes, Linear
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
@@ -390,6 +390,7 @@ MATMUL = OpDef(
     primitive=primitive,
     equivalents=(_as_inner_product, _as_convolution),
     linear=Linear(lambda src, weights, dst: float(prod(dst) * src[-1]), by_columns=True),
+    bytes=lambda attrs: Bytes.MULTIPLIED,
     spreads=True,
     post_ops=frozenset({"eltwise", "binary", "sum"}),
     samples=samples,

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Cost, Reads, each_image
+from fmtprop.ir.facets import Bytes, Cost, Reads, each_image
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
@@ -349,6 +349,7 @@ POOLING = OpDef(
     sliced=each_image,
     cost=Cost(_operations, lambda attrs: prod(attrs.kernel), pace=0.8),
     reads=Reads.ROWS_OR_CHANNELS_LAST,
+    bytes=lambda attrs: Bytes.MOVED if attrs.alg == "max" else Bytes.NEVER,
     loses=loses,
     post_ops=frozenset({"eltwise", "binary"}),
     short="pool",

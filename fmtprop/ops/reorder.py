@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fmtprop.ir.exporting import Onnx, Writing
+from fmtprop.ir.facets import Bytes
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
@@ -130,6 +131,7 @@ REORDER = OpDef(
     reference=reference,
     primitive=primitive,
     results=(Operand("dst", "TO"),),
+    bytes=lambda attrs: Bytes.CONVERTED,
     samples=samples,
     torch={
         "aten._to_copy.default": _to(),

@@ -22,6 +22,7 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.editing import unused_name
 from fmtprop.passes.formats import dense, describe, plain
+from fmtprop.passes.in_bytes import in_bytes, in_reals
 from fmtprop.passes.policies import POLICIES, Policy, Question
 from fmtprop.passes.target import Candidate, Setting, can_be_read, free_results
 
@@ -120,13 +121,17 @@ class Assignment:
 
     def _visit_output(self, node: Node) -> None:
         tensor = self._operands(node)["src"]
-        wanted = self.setting.boundary.get(node.name, plain(tensor.desc))
+        wanted = self.setting.boundary.get(node.name, plain(in_reals(node, {"src": tensor.desc})["src"]))
         value = self._convert(tensor, wanted, node, "src")
         self._place(node, {"src": value}, (), Choice("boundary", "output", {"src": wanted}, "format of the caller"))
 
     def _visit_cast(self, node: Node) -> None:
         """Leave a conversion of data type pending: one reorder converts it together with the reader's format."""
-        value, desc = self._operands(node)["src"]
+        tensor = self._operands(node)["src"]
+        real = in_reals(node, {"src": tensor.desc})["src"]
+        if real != tensor.desc:  # a conversion of bytes rounds nothing, but takes their scale
+            tensor = Placed(self._convert(tensor, real, node, "src"), real)
+        value, desc = tensor
         stored, pending = self.out.desc_of(value).dtype, desc.dtype
         if pending is not stored and not (pending is DataType.F32 and stored in _HALVES):
             # The pending conversion rounds: another one after it must start from its result.
@@ -181,8 +186,12 @@ class Assignment:
     def _decide(self, node: Node, given: Mapping[str, MemoryDesc]) -> tuple[Candidate, str]:
         declaration = opdef(node.op)
         who, main = self.setting.fallback.name, self.setting.target.name
+        given, stored = in_reals(node, given), given
         if declaration.category is Category.HOST:
             return self._fall_back(node, given), f"no oneDNN primitive: runs on the {who} target"
+        bytes_ = self._decide_bytes(node, stored)
+        if bytes_ is not None:
+            return bytes_
         why = f"{main} can't run it"
         question = Question(node, declaration, given, self.setting.target.reorder_cost)
         for option in self.policy(question):
@@ -195,6 +204,18 @@ class Assignment:
                 # its loops took 5 to 400 times as long as PyTorch's operators (docs/coverage.md)
                 why = f"{main} has only a reference implementation"
         return self._fall_back(node, given), f"{why}: runs on the {who} target"
+
+    def _decide_bytes(self, node: Node, given: Mapping[str, MemoryDesc]) -> tuple[Candidate, str] | None:
+        """Return the first way to run a node on bytes of the tensors' grids; None without an optimized one."""
+        if not node.grids or not self.setting.in_bytes:
+            return None
+        question = Question(node, opdef(node.op), given, self.setting.target.reorder_cost)
+        for option in self.policy(question):
+            for request in in_bytes(node, option.request):
+                for candidate in self.setting.target.candidates(node, request):
+                    if not candidate.is_ref:
+                        return candidate, f"{option.reason}; in bytes"
+        return None
 
     def _fall_back(self, node: Node, given: Mapping[str, MemoryDesc]) -> Candidate:
         request = {name: desc if desc.is_plain else plain(desc) for name, desc in given.items()}
@@ -219,7 +240,7 @@ class Assignment:
         return {name: self.tensors[value] for name, value in self.source.inputs(node.name).items()}
 
     def _place(self, node: Node, inputs: Mapping[str, Value], descs: tuple[MemoryDesc, ...], choice: Choice) -> None:
-        values = self.out.add(node.with_(descs=descs, choice=choice), inputs)
+        values = self.out.add(_stored(node, descs).with_(descs=descs, choice=choice), inputs)
         for value, desc in zip(values, descs, strict=True):
             self.tensors[value] = Placed(value, desc)
 
@@ -244,8 +265,13 @@ class Assignment:
     def _reorder(self, source: Value, wanted: MemoryDesc, reader: Node, operand: str) -> Value:
         have = self.out.desc_of(source)
         type_ = TensorType(wanted.dims, wanted.dtype)
-        attrs = Reorder(wanted.dtype.value if wanted.dtype != have.dtype else "")
-        node = Node(unused_name("reorder", self.out, self.source), "reorder", attrs, (type_,), origin=reader.origin)
+        name, grid = unused_name("reorder", self.out, self.source), reader.grids.get(operand)
+        # between bytes of a grid and reals it keeps the numbers
+        is_cast = wanted.dtype != have.dtype and grid is None
+        attrs = Reorder(wanted.dtype.value if is_cast else "")
+        node = Node(name, "reorder", attrs, (type_,), origin=reader.origin)
+        if grid is not None:
+            node = node.with_(grids={"src": grid, "dst": grid})
         reason = f"{reader.name}.{operand} wants {describe(wanted)}, {source} gives {describe(have)}"
         for target in (self.setting.target, self.setting.fallback):
             for candidate in target.candidates(node, {"src": have, "dst": wanted}):
@@ -254,6 +280,14 @@ class Assignment:
             if middle not in (have, wanted):
                 return self._reorder(self._reorder(source, middle, reader, operand), wanted, reader, operand)
         raise UnsupportedOpError(f"{node.label}: no target converts {have!r} to {wanted!r} for {reader.name}.{operand}")
+
+
+def _stored(node: Node, descs: tuple[MemoryDesc, ...]) -> Node:
+    """Return a node whose results have the types that are stored: bytes where they lie on a grid."""
+    if not node.grids or node.is_boundary:
+        return node
+    results = tuple(type_.with_dtype(desc.dtype) for type_, desc in zip(node.results, descs, strict=True))
+    return node if results == node.results else node.with_(results=results)
 
 
 def _row_major(type_: TensorType) -> MemoryDesc:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 import torch
 
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
+from fmtprop.ir.grid import Grid
 from fmtprop.ir.node import Attrs, Node, Value
 from fmtprop.ir.op import Category, op_of, opdef
 from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
@@ -52,11 +54,29 @@ def viewed_constant(
 ) -> Value:
     """Add a view of a constant: it shares the constant's memory, or is deferred like the constant."""
     node, data = graph.node(value.node), graph.constants[value.node]
-    if not isinstance(data, Deferred):
-        return new_constant(graph, view(materialise(data, node.results[0])), before, origin)
-    dtype = torch_dtype(data.type_.dtype)
-    shown = view(torch.empty_strided(data.shape, data.stride(), dtype=dtype, device="meta"))
-    return new_constant(graph, data.viewed(view, tensor_type(shown), shown.stride()), before, origin)
+    if isinstance(data, Deferred):
+        dtype = torch_dtype(data.type_.dtype)
+        shown = view(torch.empty_strided(data.shape, data.stride(), dtype=dtype, device="meta"))
+        made = new_constant(graph, data.viewed(view, tensor_type(shown), shown.stride()), before, origin)
+    else:
+        made = new_constant(graph, view(materialise(data, node.results[0])), before, origin)
+    grid = viewed_grid(node.grids["dst"], node.results[0].dims, view) if node.grids else None
+    if grid is not None:
+        graph.replace(graph.node(made.node).with_(grids={"dst": grid}))
+    return made
+
+
+def viewed_grid(grid: Grid, dims: tuple[int, ...], view: Callable[[torch.Tensor], torch.Tensor]) -> Grid | None:
+    """Return the grid of a view of a tensor; None if it would need a scale for each number of an axis that it joins."""
+    if not grid.varies:
+        return Grid(grid.scales, grid.low, grid.high)
+    scales = view(torch.tensor(grid.scales, dtype=torch.float64).reshape(grid.shape).expand(dims))
+    constant_along = [stride == 0 or size == 1 for stride, size in zip(scales.stride(), scales.shape, strict=True)]
+    shape = tuple(1 if same else size for same, size in zip(constant_along, scales.shape, strict=True))
+    if prod(shape) > len(grid.scales):
+        return None
+    kept = scales[tuple(slice(0, 1) if same else slice(None) for same in constant_along)]
+    return Grid(tuple(kept.flatten().tolist()), grid.low, grid.high, shape)
 
 
 def unused_name(stem: str, out: Graph, source: Graph) -> str:

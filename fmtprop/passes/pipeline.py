@@ -20,7 +20,10 @@ from fmtprop.passes.join_gradients import JoinGradients
 from fmtprop.passes.join_writes import JoinWrites
 from fmtprop.passes.keep_scores import KeepScores
 from fmtprop.passes.mark_exact import MarkExact
+from fmtprop.passes.mark_grids import MarkGrids
 from fmtprop.passes.nest_concats import NestConcats
+from fmtprop.passes.pair_max_poolings import PairMaxPoolings
+from fmtprop.passes.pair_quantization import PairQuantization
 from fmtprop.passes.precision import WidenPrecision
 from fmtprop.passes.recognise_functions import RecogniseFunctions
 from fmtprop.passes.recognise_lrn import RecogniseLrn
@@ -38,6 +41,10 @@ NORMALISE: tuple[Pass, ...] = (
     JoinWrites(),
     JoinGradients(),
     ReadVariance(),
+    # before MarkExact, which marks maxima of infinities
+    PairMaxPoolings(),
+    # before constants are folded, which keeps a grid only where there is one already
+    PairQuantization(),
     # weights behind views become weights
     FoldConstants(),
     RecogniseShuffle(),
@@ -68,6 +75,8 @@ NORMALISE: tuple[Pass, ...] = (
     MarkExact(),
     # a fused op matches no pattern any more
     FusePostOps(),
-    # last, since post-ops are a part of the scores
+    # late, since post-ops are a part of the scores
     KeepScores(),
+    # last: a rounding may be a post-op
+    MarkGrids(),
 )

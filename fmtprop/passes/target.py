@@ -113,6 +113,8 @@ class Setting:
         Whether the fallback may also run nodes that the target can run.
     expanding : bool
         Whether several nodes may run in place of one.
+    in_bytes : bool
+        Whether the target computes with bytes that stand for real numbers.
     """
 
     target: Target
@@ -121,6 +123,7 @@ class Setting:
     in_place: bool = True
     competing: bool = True
     expanding: bool = True
+    in_bytes: bool = False
 
 
 def can_be_read(desc: MemoryDesc, *targets: Target) -> bool:

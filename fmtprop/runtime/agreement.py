@@ -8,11 +8,14 @@ from functools import cache
 
 import torch
 
+from fmtprop.ir.facets import Bytes
+from fmtprop.ir.grid import Grid
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.ports import port, result_names
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.ops.quantization import FakeQuantize, to_reals
 
 #: largest error of one primitive, relative to the largest magnitude of the reference
 TOLERANCE = {DataType.F64: 1e-13, DataType.F32: 2e-5, DataType.BF16: 2e-2, DataType.F16: 4e-3}
@@ -20,6 +23,15 @@ TOLERANCE = {DataType.F64: 1e-13, DataType.F32: 2e-5, DataType.BF16: 2e-2, DataT
 #: error of an f32 sum relative to it and to the root of the summands' number. On a check's numbers, rounding errors of
 #: one sign come in runs: oneDNN's batch normalization reaches 2e-6, on normally distributed numbers 3e-7
 _SUM_ERROR = 2**-18
+
+#: share of bytes that may be rounded to the neighbour; kernels of v3.2 reach 2e-5 on a check's numbers
+_ROUNDED_OTHERWISE_SHARE = 1e-3
+
+#: part of a step that is added to numbers which a check has rounded
+_NOT_IN_THE_MIDDLE = 0.3
+
+#: largest difference of two bytes
+_BYTE_RANGE = 255
 
 #: elements of which differences are computed at a time (at least one row of the tensor)
 _PIECE_ELEMENTS = 1 << 20
@@ -66,6 +78,13 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | Non
         a divisor, a variance, a root or a logarithm, also if one of the latter is a post-op. Their sums are exact in
         f32 at these sizes. An op may have them scaled (:attr:`~fmtprop.ir.op.OpDef.factor`).
     """
+    grid = node.grids.get(name)
+    if grid is not None and not desc.dtype.is_floating:
+        found = _bytes(node, name, desc.dims, grid)
+        return found if dtype is None or dtype is desc.dtype else to_reals(found, grid)
+    if "dst" in node.grids and opdef(node.op).bytes(node.attrs) is Bytes.CONVERTED:
+        grid = node.grids["dst"]  # none in the middle between two numbers of the grid
+        return to_reals(_bytes(node, name, desc.dims, grid), grid) + _NOT_IN_THE_MIDDLE * grid.scale
     one = port(node, name)
     op, attrs = (node.op, node.attrs) if one.post_op is None else (one.post_op.op, one.post_op.attrs)
     # whole numbers may be divisors
@@ -81,21 +100,31 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | Non
     direct = wanted.is_floating == desc.dtype.is_floating
     low, high = (0, 2) if desc.dtype is DataType.BOOLEAN else (1 if positive else -8, 9)
     pool = _pool(low, high, wanted if direct else desc.dtype)
-    start = zlib.crc32(f"{node.op}/{name}/{desc.dims}".encode()) % pool.numel()
-    count = math.prod(single)
-    rounds = -(-(start + count) // pool.numel())
-    pool = pool.repeat(rounds) if rounds > 1 else pool
-    numbers = pool[start : start + count].clone().reshape(single).expand(desc.dims)
+    numbers = _drawn(f"{node.op}/{name}/{desc.dims}", pool, single).expand(desc.dims)
     factor = opdef(op).factor(one.declared.name, desc.dims)
     numbers = numbers if factor == 1.0 else numbers * factor
     return numbers if direct else numbers.to(torch_dtype(wanted))
+
+
+def _bytes(node: Node, name: str, dims: tuple[int, ...], grid: Grid) -> torch.Tensor:
+    """Return bytes that stand for numbers of a grid, from its whole range."""
+    pool = _pool(grid.low + grid.zero, grid.high + grid.zero + 1, grid.stored)
+    return _drawn(f"{node.op}/{name}/{dims}", pool, dims)
+
+
+def _drawn(seed: str, pool: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    """Return numbers of a pool, from a place that depends on the seed."""
+    start, count = zlib.crc32(seed.encode()) % pool.numel(), math.prod(dims)
+    rounds = -(-(start + count) // pool.numel())
+    pool = pool.repeat(rounds) if rounds > 1 else pool
+    return pool[start : start + count].clone().reshape(dims)
 
 
 @cache
 def _pool(low: int, high: int, dtype: DataType) -> torch.Tensor:
     """Return a pool of random multiples of 1/4, or integers; its size is prime, so no axis repeats with its period."""
     seeded = torch.Generator("cpu").manual_seed(0)
-    numbers = torch.randint(low, high, (65537,), generator=seeded, dtype=torch.int8, device="cpu").to(
+    numbers = torch.randint(low, high, (65537,), generator=seeded, dtype=torch.int16, device="cpu").to(
         torch_dtype(dtype)
     )
     return numbers.div_(4) if dtype.is_floating else numbers
@@ -164,6 +193,34 @@ def error_of_numbers(got: torch.Tensor, expected: torch.Tensor, least: float = 0
         return math.inf
     scale = max(scale, least)
     return worst / scale if scale else worst
+
+
+def error_of_bytes(got: torch.Tensor, expected: torch.Tensor, most: int = 1) -> float:
+    """Return the largest difference of bytes over their range; 0 if they differ as roundings of equal numbers may.
+
+    A quotient close to the middle between two integers becomes one or the other.
+
+    Parameters
+    ----------
+    got, expected : torch.Tensor
+        Bytes.
+    most : int
+        Largest difference that roundings may cause (:func:`steps_of`).
+    """
+    if got.shape != expected.shape:
+        return math.inf
+    steps = (got.to(torch.int16) - expected.to(torch.int16)).abs()
+    if not steps.numel():
+        return 0.0
+    worst, differing = int(steps.max()), int((steps > 0).sum())
+    is_rounding = worst <= most and differing <= max(1.0, _ROUNDED_OTHERWISE_SHARE * steps.numel())
+    return 0.0 if is_rounding else worst / _BYTE_RANGE
+
+
+def steps_of(node: Node, grid: Grid) -> int:
+    """Return the steps of a result's grid by which another rounding within a node may change the result."""
+    inner = [post_op.attrs.scale for post_op in node.post_ops[:-1] if isinstance(post_op.attrs, FakeQuantize)]
+    return 1 + sum(math.ceil(scale / grid.scale) for scale in inner)
 
 
 def error_of_output(got: torch.Tensor, expected: torch.Tensor, precision: str) -> float:

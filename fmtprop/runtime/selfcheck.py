@@ -21,8 +21,16 @@ from fmtprop.errors import PlanError
 from fmtprop.ir.node import Choice, Node
 from fmtprop.ir.ports import result_names
 from fmtprop.layout import DataType, MemoryDesc, pack, unpack
+from fmtprop.ops.quantization import to_bytes
 from fmtprop.passes.target import candidate_of
-from fmtprop.runtime.agreement import error_of_numbers, least_magnitude, small_numbers, tolerance_of
+from fmtprop.runtime.agreement import (
+    error_of_bytes,
+    error_of_numbers,
+    least_magnitude,
+    small_numbers,
+    steps_of,
+    tolerance_of,
+)
 from fmtprop.runtime.constants import run_once
 from fmtprop.runtime.convolve import convolve
 from fmtprop.runtime.cut_down import cut_down
@@ -301,7 +309,14 @@ def _zeros(node: Node, name: str) -> torch.Tensor:
 def _worst(node: Node, results: Sequence[torch.Tensor | None], expected: Sequence[torch.Tensor]) -> float | None:
     worst = 0.0
     for index, (got, wanted) in enumerate(zip(results, expected, strict=True)):
-        error = 0.0 if got is None else error_of_numbers(got, wanted, least_magnitude(node))
+        grid = node.grids.get(result_names(node)[index])
+        if got is None:
+            error = 0.0
+        elif grid is not None and got.shape == wanted.shape:
+            first, second = (to_bytes(one, grid) if one.is_floating_point() else one for one in (got, wanted))
+            error = error_of_bytes(first, second, steps_of(node, grid))
+        else:
+            error = error_of_numbers(got, wanted, least_magnitude(node))
         if error > tolerance_of(node, index):
             worst = max(worst, error)
     return worst or None

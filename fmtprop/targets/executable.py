@@ -80,6 +80,9 @@ class Provider(ABC):
     #: whether it obeys a node's demand for PyTorch's NaN and infinities (``special_values="exact"``)
     has_exact = False
 
+    #: whether it computes with bytes that stand for real numbers (:class:`~fmtprop.ir.grid.Grid`)
+    has_bytes = False
+
     #: whether it can run a step of training (``training=True``)
     has_training = False
 

@@ -15,7 +15,7 @@ from fmtprop import dnnl
 from fmtprop.errors import DnnlError, FormatError, GraphError, ShapeError, UnsupportedOpError
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import Lowering, OpDef, Primitive, loses_special_values, opdef
-from fmtprop.ir.ports import result_names
+from fmtprop.ir.ports import ports, result_names
 from fmtprop.jit import ALONE_NBYTES, CHUNK_NBYTES, Kernel, kernel_for, unavailable
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.building import NATIVE_FLOATS
@@ -27,6 +27,7 @@ from fmtprop.targets.kernels import kernel_candidates
 from fmtprop.targets.known_bad import known_bad
 from fmtprop.targets.mkldnn.recurrent import recurrent_candidates
 from fmtprop.targets.primitive import PrimitiveImplementation, one_thread
+from fmtprop.targets.scaling import Function, Stored, byte_grids, chain_of, saturates, scaling_of
 
 #: rough costs of a reorder for comparing choices: seconds per call, bytes per second
 _CALL_SECONDS, _BYTES_PER_SECOND = 2e-6, 1e10
@@ -53,6 +54,7 @@ class OneDnnTarget(Provider):
 
     name = "onednn"
     has_exact = True
+    has_bytes = True
     has_training = True
 
     def __init__(self) -> None:
@@ -108,6 +110,8 @@ class OneDnnTarget(Provider):
     def _ask(self, node: Node, request: Request) -> Iterator[Candidate]:
         """Yield all implementations, those of the node without a last post-op that a kernel can do, and a kernel's."""
         yield from self._implementations(node, request)
+        if byte_grids(node, _stored(request)):
+            return  # kernels of our own compute with real numbers
         kernel = _kernel_of(node)
         if kernel is not None and kernel.is_faster != (node.exact and loses_special_values(node)):
             yield from self._with_kernel(node, request, kernel)
@@ -137,7 +141,7 @@ class OneDnnTarget(Provider):
     def _offers(self, node: Node, request: Request, *, is_alone: bool) -> Iterator[Candidate]:
         """Yield the implementations for the number of threads that is set now."""
         declaration = opdef(node.op)
-        if declaration.primitive is None or not _computable(declaration, request):
+        if declaration.primitive is None or not _computable(node, request):
             return
         if node.exact and loses_special_values(node):
             return
@@ -146,7 +150,9 @@ class OneDnnTarget(Provider):
         given = self._natives(node, request)
         if given is None:
             return
-        for primitive in (declaration.primitive, *declaration.equivalents):
+        # scales of another primitive's operands would vary along other axes
+        others = () if byte_grids(node, _stored(request)) else declaration.equivalents
+        for primitive in (declaration.primitive, *others):
             is_own = primitive is declaration.primitive
             lowering = _lower(node, primitive, *given)
             if lowering is None:
@@ -173,16 +179,16 @@ class OneDnnTarget(Provider):
         def made() -> tuple[dict[str, dnnl.NativeDesc], dnnl.PrimitiveAttr]:
             # a slice is told by its pointer: some implementations ignore offset0, others refuse or are slow with it
             natives = {name: dnnl.NativeDesc.from_desc(desc.at_start()) for name, desc in request.items()}
-            return natives, self._attributes(node, natives)
+            return natives, self._attributes(node, natives, _stored(request))
 
         return _unless_declined(made)
 
-    def _attributes(self, node: Node, natives: Mapping[str, dnnl.NativeDesc]) -> dnnl.PrimitiveAttr:
-        if any(post_op.operands for post_op in node.post_ops):
-            return _attributes(node, natives)
+    def _attributes(self, node: Node, natives: Mapping[str, dnnl.NativeDesc], stored: Stored) -> dnnl.PrimitiveAttr:
+        if any(post_op.operands for post_op in node.post_ops) or byte_grids(node, stored):
+            return _attributes(node, natives, stored)
         key = _tail(node)
         if key not in self._attrs:
-            self._attrs[key] = _attributes(node, {})
+            self._attrs[key] = _attributes(node, {}, stored)
         return self._attrs[key]
 
     def _candidate(
@@ -207,7 +213,7 @@ class OneDnnTarget(Provider):
             formats = dict(lowering.resolve(pd))
             tail = {
                 name: _tail_format(lowering, pd, number, request[name])
-                for name, number in tail_arguments(node)
+                for name, number in tail_arguments(node, _stored(request))
                 if name not in slopes
             }
         except (FormatError, ShapeError):  # this implementation's formats have no name in the op's dims
@@ -219,6 +225,8 @@ class OneDnnTarget(Provider):
         # a gradient is of the same kind as its op, and oneDNN has one kind for all recurrent layers
         impl = pd.impl if node.op.startswith(pd.kind) or pd.kind == "rnn" else f"{pd.kind}:{pd.impl}"
         if known_bad(dnnl.lib().version, node, {**request, **tail, **formats}, impl) is not None:
+            return None
+        if saturates(node, _stored(request), impl, has_vnni=_has_vnni()):
             return None
         if node.residual is not None:
             tail[node.residual] = formats["dst"]
@@ -292,15 +300,30 @@ def _kernel_of(node: Node) -> Kernel | None:
     return kernel_for(attrs["alg"], attrs["alpha"], attrs["beta"], node.results[0].dtype)
 
 
-def _attributes(node: Node, natives: Mapping[str, dnnl.NativeDesc]) -> dnnl.PrimitiveAttr:
+def _attributes(node: Node, natives: Mapping[str, dnnl.NativeDesc], stored: Stored) -> dnnl.PrimitiveAttr:
     tail = dnnl.PostOps()
-    for post_op in node.post_ops:
+    for step in chain_of(node, stored).steps:
+        if isinstance(step, Function):
+            tail.append_eltwise(f"eltwise_{step.alg}", step.alpha, step.beta)
+            continue
+        post_op = node.post_ops[step.index]
         form = opdef(post_op.op).as_post_op
         if form is None:
             raise GraphError(f"{node.label}: oneDNN has no post-op {post_op.op!r}")
         operands = [natives[name] for name in post_op.operands]
-        form.append(post_op.attrs, tail, operands, node.results[0].dtype)
-    return dnnl.PrimitiveAttr(tail)
+        form.append(post_op.attrs, tail, operands, stored.get("dst", node.results[0].dtype))
+    scaling = scaling_of(node, stored)
+    args = {one.name: int(dnnl.Arg[one.declared.arg]) for one in ports(node, {**scaling.masks, **scaling.zeros})}
+    masks = {args[name]: mask for name, mask in scaling.masks.items()}
+    return dnnl.PrimitiveAttr(tail, masks, dict.fromkeys((args[name] for name in scaling.zeros), 0))
+
+
+def _has_vnni() -> bool:
+    return any(dnnl.lib().includes(isa) for isa in ("avx512_core_vnni", "avx2_vnni"))
+
+
+def _stored(request: Request) -> Stored:
+    return {name: desc.dtype for name, desc in request.items()}
 
 
 def _tail_format(lowering: Lowering, pd: dnnl.PrimitiveDesc, argument: int, asked: MemoryDesc) -> MemoryDesc:
@@ -327,13 +350,16 @@ def _is_alone(node: Node, request: Request) -> bool:
     return nbytes <= 2 * ALONE_NBYTES and not unavailable()  # a row is read and written
 
 
-def _computable(declaration: OpDef, request: Request) -> bool:
+def _computable(node: Node, request: Request) -> bool:
     """Whether oneDNN computes in these data types at all; a reorder also converts integers that it knows.
 
     Where the CPU lacks f16 or bf16, oneDNN copies it number by number: 450 us for 9 600 of them, PyTorch takes 2 to 14.
     PyTorch knows no blocks, so blocks of one type remain; a conversion is to or from strides, and f32 becomes blocks.
     """
-    types = {desc.dtype for desc in request.values()}
+    declaration, grids = opdef(node.op), byte_grids(node, _stored(request))
+    types = {desc.dtype for name, desc in request.items() if name not in grids}
+    if grids:
+        return types <= NATIVE_FLOATS
     if declaration.name == "reorder":
         is_slow = any(dtype in types and not dnnl.supports(dtype) for dtype in (DataType.BF16, DataType.F16))
         if is_slow and (len(types) > 1 or all(desc.is_plain for desc in request.values())):
@@ -345,7 +371,11 @@ def _computable(declaration: OpDef, request: Request) -> bool:
 
 
 def _tail(node: Node) -> object:
-    return tuple((post_op.op, post_op.attrs, post_op.operands) for post_op in node.post_ops)
+    """Return post-ops and grids; the scales of weights are arguments."""
+    post_ops = tuple((post_op.op, post_op.attrs, post_op.operands) for post_op in node.post_ops)
+    if not node.grids:
+        return post_ops
+    return post_ops, tuple((name, grid.shape or grid) for name, grid in node.grids.items())
 
 
 def _identity(node: Node, impl: str, operands: Mapping[str, MemoryDesc], results: tuple[MemoryDesc, ...]) -> object:

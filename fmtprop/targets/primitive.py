@@ -15,7 +15,7 @@ from fmtprop.ir.op import opdef
 from fmtprop.ir.tensors import tensor_type
 from fmtprop.jit import Call, Kernel, Work, on_one_thread
 from fmtprop.layout import MemoryDesc
-from fmtprop.targets.arguments import arguments, start_of
+from fmtprop.targets.arguments import arguments, scale_arguments, start_of
 from fmtprop.targets.bound import SCRATCHPAD, Bound, Memory, Place, Stream
 from fmtprop.targets.executable import Executable, Implementation, Provider
 from fmtprop.targets.memory import aligned_bytes
@@ -115,6 +115,9 @@ class _CompiledPrimitive(Executable):
             (number, md, places[name].memory, start_of(places[name].desc, md))
             for name, number, md in arguments(node, self._primitive.desc)
         ]
+        for number, numbers in scale_arguments(node):
+            md = dnnl.NativeDesc.from_desc(MemoryDesc(numbers.shape, tensor_type(numbers).dtype))
+            arguments_.append((number, md, Memory(numbers), 0))
         scratchpad = places[SCRATCHPAD].memory if SCRATCHPAD in places else None
         work = None
         if self._after is not None:
@@ -184,7 +187,17 @@ def bind_primitive(
         details = f"{label} with {pd.impl}".removeprefix(" with ")
         return DnnlError("dnnl_primitive_execute", dnnl.status_name(status), details, pd.repro)
 
-    return Bound(calls, keep=[*(native for _, native in bound), given, alone, after], failure=failure)
+    return Bound(
+        calls,
+        keep=[
+            *(native for _, native in bound),
+            *(one[2].tensor for one in arguments if one[2].is_fixed),
+            given,
+            alone,
+            after,
+        ],
+        failure=failure,
+    )
 
 
 def laid_out(tensor: torch.Tensor, md: dnnl.NativeDesc) -> torch.Tensor:

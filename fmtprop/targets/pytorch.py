@@ -10,7 +10,9 @@ import torch
 from fmtprop.errors import FmtpropError, PlanError
 from fmtprop.ir.node import Attrs, Node
 from fmtprop.ir.op import Category, Reference, opdef
+from fmtprop.ir.ports import result_names
 from fmtprop.ir.post_ops import named_operands
+from fmtprop.ir.tensors import data_type
 from fmtprop.ops.building import Copying
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.evaluate import evaluate_node
@@ -62,6 +64,8 @@ def bind(
         Whether PyTorch's own operators may compute it, where the op declares some.
     """
     written = [place for place in places if place is not None]
+    if node.grids and any(node.grids[name].stored is data_type(t.dtype) for name, t in _gridded(node, tensors, places)):
+        return lambda: write_results(node, places, evaluate_node(node, tensors))
     if node.op == "reorder" and written and not node.post_ops:
         return partial(written[0].copy_, tensors["src"])
     # only a call from outside is told of results without readers
@@ -74,6 +78,15 @@ def bind(
     if node.post_ops or declaration.category is Category.COMPUTE:
         return lambda: write_results(node, places, evaluate_node(node, tensors))
     return lambda: write_results(node, places, declaration.reference(node.attrs, tensors))
+
+
+def _gridded(
+    node: Node, tensors: Mapping[str, torch.Tensor], places: Sequence[torch.Tensor | None]
+) -> list[tuple[str, torch.Tensor]]:
+    """Return the operands and results that lie on a grid."""
+    results = zip(result_names(node), places, strict=True)
+    named = {**tensors, **{name: place for name, place in results if place is not None}}
+    return [(name, tensor) for name, tensor in named.items() if name in node.grids]
 
 
 def copying(node: Node, tensors: Mapping[str, torch.Tensor], places: Sequence[torch.Tensor | None]) -> Copying | None:

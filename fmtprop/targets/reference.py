@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fmtprop.ir.facets import Reads
+from fmtprop.ir.facets import Bytes, Reads
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.ports import result_names
@@ -24,6 +24,7 @@ from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.building import several
 from fmtprop.passes.formats import channels_last, like, plain, worth_trying
+from fmtprop.passes.in_bytes import in_reals
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.bound import REFUSED, Bound, Making, Place, Stream
 from fmtprop.targets.executable import Executable, Implementation, Provider
@@ -66,6 +67,8 @@ class ReferenceTarget(Provider):
 
         For `any`, the order of axes is the first operand's if the op is right on it.
         """
+        if opdef(node.op).bytes(node.attrs) is not Bytes.CONVERTED:
+            request = in_reals(node, request)
         free = opdef(node.op).any_strides(node.attrs) and _identity(node) not in self._rejected
         names = result_names(node)
         views = {name for name in opdef(node.op).repeated(node.attrs) if request[name].has_broadcast}

@@ -63,4 +63,5 @@ def setting_for(target: Provider, boundary: Mapping[str, MemoryDesc], fallback: 
         The fallback, if it is known already.
     """
     formats = {name: target.at_boundary(desc) for name, desc in boundary.items()}
-    return Setting(target, fallback or ReferenceTarget(), formats, target.in_place, target.competing, target.expanding)
+    how = target.in_place, target.competing, target.expanding, target.has_bytes
+    return Setting(target, fallback or ReferenceTarget(), formats, *how)

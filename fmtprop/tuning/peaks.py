@@ -50,13 +50,8 @@ _SLOWEST_CALL_SECONDS = 1e-4
 #: (further threads may add nothing: a virtual CPU is not always a core)
 _LEAST_CYCLES_PER_SECOND = 1e9
 
-#: figures of no machine but between those of many: cycles a second; bytes that a thread reads from caches and from
-#: memory a second, and threads that all of it serves; seconds of a call
-_NOMINAL_CYCLES_PER_SECOND, _NOMINAL_NEAR, _NOMINAL_FAR = 3e9, 2e10, 1e10
-_NOMINAL_READERS, _NOMINAL_CALL_SECONDS = 8, 1e-6
-
 #: data types with a separate figure of arithmetic
-_TYPES = (DataType.F32, DataType.BF16)
+_TYPES = (DataType.F32, DataType.BF16, DataType.U8)
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,8 @@ class Peaks:
     Parameters
     ----------
     flops : mapping of DataType to float
-        Operations per second of the best kernel, by data type; a multiplication and an addition count as two.
+        Operations per second of the best kernel, by data type (u8 for products of bytes); a multiplication and an
+        addition count as two.
     reading : mapping of int to float
         Footprint in bytes -> bytes per second of reading weights that are used once per round over the footprint; for
         one or more of :data:`FOOTPRINTS`, in ascending order.
@@ -132,18 +128,6 @@ def peaks(store: Store, footprint: int = FOOTPRINTS[-1]) -> Peaks:
         known["copying"],
         known["call"],
     )
-
-
-def nominal_peaks() -> Peaks:
-    """Return figures that follow from instruction set and threads alone: the same in every process."""
-    library = dnnl.lib()
-    flops = 4.0 * library.lanes * _NOMINAL_CYCLES_PER_SECOND * library.threads
-    found = dict.fromkeys(_types(), flops)
-    if DataType.BF16 in found:  # pairs of products, or tiles of them
-        found[DataType.BF16] = flops * (8 if "amx" in str(library.isa) else 2)
-    near, far = (speed * min(library.threads, _NOMINAL_READERS) for speed in (_NOMINAL_NEAR, _NOMINAL_FAR))
-    reading = {FOOTPRINTS[0]: near, FOOTPRINTS[1]: near, FOOTPRINTS[-1]: far}
-    return Peaks(found, reading, near, _NOMINAL_CALL_SECONDS * (1 if library.threads == 1 else 2))
 
 
 def improve(store: Store) -> bool:
@@ -228,9 +212,14 @@ def _attempt(types: list[DataType], footprints: tuple[int, ...], memory: torch.T
 def _flops(dtype: DataType, memory: torch.Tensor) -> float:
     """Return the operations per second of a convolution in cache; it is short, so few runs are interrupted."""
     size, channels = 14, 128
+    weighted = DataType.S8 if dtype is DataType.U8 else dtype
     src, weights, dst = (
-        native(MemoryDesc.any(dims, dtype))
-        for dims in ((1, channels, size, size), (channels, channels, 3, 3), (1, channels, size, size))
+        native(MemoryDesc.any(dims, kind))
+        for dims, kind in (
+            ((1, channels, size, size), dtype),
+            ((channels, channels, 3, 3), weighted),
+            ((1, channels, size, size), dtype),
+        )
     )
     ones = (1, 1)
     best = 0.0

@@ -141,7 +141,7 @@ class ModelCosts:
         share = 1.0 if _says(candidate, "moves_freely") else cost.pace
         slow = {**_SLOW, **_SLOW_NARROW} if dst.dtype.nbytes < DataType.F32.nbytes else _SLOW
         moved = self._moving(node, operands, candidate.results, share) / slow.get(candidate.impl, 1.0)
-        peak = self.peaks.flops.get(dst.dtype) or self.peaks.flops[DataType.F32]
+        peak = self._peak(operands.get("src", dst).dtype, dst.dtype)
         if _says(candidate, "by_operators"):
             return self._by_pytorch(node, operands, candidate.results, peak)
         if linear is None:
@@ -194,6 +194,11 @@ class ModelCosts:
         call = self.peaks.call * (_PRODUCT_CALL if linear is not None else 1.0)
         after = self._kernel(dst, self.peaks.flops[DataType.F32]) if candidate.is_followed else 0.0
         return call + max(arithmetic, moved) + after
+
+    def _peak(self, src: DataType, dst: DataType) -> float:
+        """Return the operations per second of products: those of bytes by the source, others by the result."""
+        found = self.peaks.flops.get(DataType.U8) if src in (DataType.U8, DataType.S8) else self.peaks.flops.get(dst)
+        return found or self.peaks.flops[DataType.F32]
 
     def _gathering(self, impl: str, dst: MemoryDesc, gathers: float) -> float:
         """Return the factor of operations by code and format: numbers one by one, or partly used vectors."""

@@ -10,10 +10,11 @@ import torch
 
 from fmtprop.errors import VerifyError
 from fmtprop.ir import Attrs, Category, Choice, Graph, Node, PostOp, TensorType, Value, opdef
+from fmtprop.ir.grid import Grid
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.verify import RULES, Stage, verify
 from fmtprop.layout import MemoryDesc
-from fmtprop.ops import Concat, Eltwise, Expand, Permute, Reorder, Reshape, Slice, Sum, emit
+from fmtprop.ops import Concat, Eltwise, Expand, FakeQuantize, Permute, Reorder, Reshape, Slice, Sum, emit
 from fmtprop.ops.convolution import Conv
 from tests.ir.graphs import TYPE, chain
 
@@ -362,6 +363,40 @@ def test_v19_what_moves_no_data():
     graph = reordered()
     change(graph, "act", choice=Choice("view", "view", {"src": LAST}))
     assert broken("V19", graph) == ("node act (eltwise) computes, so it cannot be run as a view; a target must run it")
+
+
+def quantized(stored, read):
+    """Return a graph in which a rounding writes bytes of one grid, and a reorder reads them on another."""
+    graph = Graph("bytes")
+    x = graph.input("x", TensorType((2, 3)))
+    rounded = emit(graph, "fake_quantize", {"src": x}, FakeQuantize(0.5, 0, 255), name="round")
+    back = emit(graph, "reorder", {"src": rounded}, Reorder(), name="back")
+    graph.output(back)
+    written = MemoryDesc((2, 3), stored)
+    plain = MemoryDesc((2, 3), "f32")
+    changes = {
+        "x": {"descs": (plain,)},
+        "round": {
+            "results": (TensorType((2, 3), stored),), "descs": (written,), "grids": {"dst": Grid((0.5,), 0, 255)},
+            "choice": Choice("onednn", "reorder:jit:uni", {"src": plain}),
+        },
+        "back": {
+            "descs": (plain,), "grids": {"src": read, "dst": read}, "choice": Choice("onednn", "jit:uni", {"src": written}),
+        },
+        graph.output_nodes[0].name: {"choice": Choice("boundary", "output", {"src": plain})},
+    }  # fmt: skip
+    return graph.map_nodes(lambda node: node.with_(**changes[node.name]))
+
+
+def test_v20_bytes_have_the_grid_of_their_producer():
+    verify(quantized("u8", Grid((0.5,), 0, 255)), Stage.FORMATTED)
+    other = broken("V20", quantized("u8", Grid((0.25,), 0, 255)))
+    assert other.startswith("node back (reorder): operand src lies on Grid(scales=(0.25,)") and "(0.5,)" in other
+
+
+def test_v20_bytes_have_the_type_of_their_grid():
+    message = broken("V7", quantized("s8", Grid((0.5,), 0, 255)))  # the rounding's own result is checked before
+    assert message.startswith("node round (fake_quantize): recorded results are [s8[2,3]]")
 
 
 def test_a_node_that_agreed_is_examined_again_where_it_or_its_operands_change():

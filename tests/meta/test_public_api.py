@@ -32,7 +32,6 @@ PUBLIC = {
     "from_torch",
     "inspect",
     "load",
-    "load_plan",
     "onnx",
     "save",
     # errors

@@ -8,6 +8,7 @@ computed outside of the tracer. This module must not know about files or graphs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -20,6 +21,7 @@ from fmtprop.frontends.onnx.reading import Source
 from fmtprop.frontends.onnx.recording import Recording
 from fmtprop.frontends.onnx.reference import result_nbytes, run_node
 from fmtprop.frontends.onnx.steps import Body, Step, body_of, expanded, keywords
+from fmtprop.frontends.onnx.templates import run_step
 from fmtprop.ir.tensors import map_tensors
 from fmtprop.ops.without_data import without_data
 from fmtprop.system.machine import memory_nbytes
@@ -223,7 +225,8 @@ class _Run:
         if recording is None or step.runs_subgraphs:
             return self._make(step, arguments, scope)
         shape_only = step.op in operators.SHAPE_ONLY and not step.domain
-        if shape_only or is_known(arguments):
+        kept = step.op in operators.KEEPING and not step.domain
+        if shape_only or (is_known(arguments) and not kept):
             arguments = recording.plain(arguments)
             self._check_size(step, arguments, scope)
             return self._make(step, arguments, scope)
@@ -231,7 +234,7 @@ class _Run:
             raise DataDependentError(f"{step.label}: whether it runs on its indices or its divisor")
         arguments = recording.traced(arguments)
         recording.origin = step.name
-        return self._make(step, arguments, scope)
+        return run_step(step, arguments, recording, partial(self._make, step, arguments, scope))
 
     def _make(self, step: Step, arguments: list[Any], scope: Mapping[str, Any]) -> Any:
         function = step.function

@@ -23,6 +23,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.layout.parts import in_place_parts
 from fmtprop.ops.concat import Concat
 from fmtprop.passes.formats import describe, like, plain
+from fmtprop.passes.in_bytes import in_bytes, in_reals
 from fmtprop.passes.optimal.usable_formats import usable_formats
 from fmtprop.passes.optimal.variants import FUSIONS
 from fmtprop.passes.optimal.ways import Enumeration, Way
@@ -145,7 +146,9 @@ class _Enumerator:
         read = tuple(None if some is None else tuple(some) for some in formats)
         types = tuple(map(self.graph.type_of, inputs.values()))
         writable = tuple(tuple(self.usable_formats.get(Value(node.name, i), ())) for i in range(len(node.results)))
-        return own, node.op, node.attrs, tail, node.exact, node.results, tuple(inputs), types, read, writable
+        # the scales of weights do not decide
+        grids = tuple((name, grid.shape or grid) for name, grid in node.grids.items())
+        return own, node.op, node.attrs, tail, node.exact, node.results, tuple(inputs), types, read, writable, grids
 
     def _ways(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
         if node.op == "input":
@@ -184,7 +187,7 @@ class _Enumerator:
     def _asked(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
         optimized, likeness = False, _likeness(self._kind(node, inputs))
         useful, found, seen = self._useful.get(likeness), dict[int, tuple[str, int]](), set[object]()
-        requests = list(enumerate(self._pinned(node, self._requests(node, inputs))))
+        requests = list(enumerate(self._pinned(node, self._forms(node, self._requests(node, inputs)))))
         # the others are asked too, if these are all declined
         requests.sort(key=lambda each: useful is not None and each[0] not in useful)
         for number, request in requests:
@@ -262,6 +265,17 @@ class _Enumerator:
                 same = like(free[first], chosen[read[0]]) if read else None
                 if same is not None:
                     yield {**free, **chosen, first: same}
+
+    def _forms(self, node: Node, requests: Iterable[Mapping[str, MemoryDesc]]) -> Iterator[Mapping[str, MemoryDesc]]:
+        """Yield each request for real numbers, then those for bytes."""
+        if not node.grids:
+            yield from requests
+            return
+        real = {tuple(one.values()): one for one in (in_reals(node, request) for request in requests)}
+        yield from real.values()
+        if self.setting.in_bytes:
+            stored = (one for request in real.values() for one in in_bytes(node, request))
+            yield from {tuple(one.values()): one for one in stored if not any(map(_is_blocked, one.values()))}.values()
 
     def _pinned(self, node: Node, requests: Iterable[Mapping[str, MemoryDesc]]) -> Iterator[Mapping[str, MemoryDesc]]:
         """Yield each request, also with the node's pins: some implementations accept only formats that they choose."""
@@ -420,6 +434,11 @@ def _identity(candidate: Candidate) -> object:
 
 def _are_strided(formats: Mapping[str, MemoryDesc]) -> bool:
     return all(desc.is_plain for desc in formats.values())
+
+
+def _is_blocked(desc: MemoryDesc) -> bool:
+    """Whether a format has blocks: kernels for bytes read and write channels innermost."""
+    return desc.kind == "blocked" and bool(desc.inner_blocks)
 
 
 def _by_name(item: tuple[str, MemoryDesc]) -> str:

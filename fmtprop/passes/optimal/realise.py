@@ -106,7 +106,10 @@ class _Realisation(Assignment):
             if not last and (name in self.out or name in self.source):
                 name = unused_name(stem, self.out, self.source)
             choice = replace(part.choice, reason=reason) if part.choice is not None else None
-            values = self.out.add(part.with_(name=name, choice=choice, origin=node.origin), operands)
+            marked = part.with_(name=name, choice=choice, origin=node.origin)
+            if last and "dst" in node.grids:
+                marked = marked.with_(grids={"dst": node.grids["dst"]})
+            values = self.out.add(marked, operands)
             made = {Value(part.name, index): value for index, value in enumerate(values)}
             places.update(made)
             if fixed.keys() >= set(read.values()):

@@ -30,10 +30,11 @@ from fmtprop.frontends.onnx.operators import (
     shape,
 )
 from fmtprop.frontends.onnx.operators.indexing import REFUSING
+from fmtprop.frontends.onnx.operators.quantised import KEEPING
 from fmtprop.frontends.onnx.operators.sequence import CARRYING
 from fmtprop.frontends.onnx.operators.shape import GROWING, SHAPE_ONLY
 
-__all__ = ["CARRYING", "GROWING", "RANDOM", "REFUSING", "SAME_AS_OPSET", "SHAPE_ONLY", "find", "table"]
+__all__ = ["CARRYING", "GROWING", "KEEPING", "RANDOM", "REFUSING", "SAME_AS_OPSET", "SHAPE_ONLY", "find", "table"]
 
 #: operators that draw random numbers, which a graph cannot have: it is a function of its inputs
 RANDOM: Final = frozenset(

@@ -14,7 +14,12 @@ from fmtprop.frontends.onnx.operators.attributes import passed_to
 from fmtprop.frontends.onnx.operators.convolution import conv
 from fmtprop.frontends.onnx.operators.values import NotInTorchError, axis_of
 
+#: operators that stay calls on constants: that numbers lie on a grid is known from them
+KEEPING: Final = frozenset({"DequantizeLinear"})
+
 _QUANTISED: Final = (torch.uint8, torch.int8, torch.uint16, torch.int16)
+#: those that the op of this project has, with a scale and a zero point for all numbers or for each index of an axis
+_BYTES: Final = (torch.uint8, torch.int8)
 
 
 def _along(v: Tensor, x: Tensor, axis: int, block_size: int) -> Tensor:
@@ -55,6 +60,10 @@ def _quantize_linear(
         raise NotInTorchError(str(dtype))
     if precision and TORCH_DTYPES[precision] != x.dtype:
         raise NotInTorchError("a precision of its own")
+    if dtype in _BYTES and not block_size and x.dtype == scale.dtype == torch.float32 and precision == 0:
+        limits = torch.iinfo(dtype)
+        places = (axis_of(axis, x.ndim) if scale.numel() > 1 else 0, limits.min, limits.max)
+        return torch.ops.fmtprop.quantize(x, scale, zero, *places, dtype)  # type: ignore[no-any-return]
     wide = x if x.is_floating_point() else x.to(scale.dtype)
     quotient = wide / _along(scale, x, axis, block_size).to(wide.dtype)
     shift = None if zero is None else _along(zero, x, axis, block_size).to(torch.float32)
@@ -73,6 +82,9 @@ def dequantize_linear(
     """Return dequantised integers."""
     if output_dtype and TORCH_DTYPES.get(output_dtype) != scale.dtype:
         raise NotInTorchError("a result of another type than the scale's")
+    if x.dtype in _BYTES and not block_size and scale.dtype is torch.float32:
+        axis = axis_of(axis, x.ndim) if scale.numel() > 1 else 0
+        return torch.ops.fmtprop.dequantize(x, scale, zero, axis)  # type: ignore[no-any-return]
     if x.dtype is torch.uint16:
         x = x.to(torch.int32)
     numbers = x.to(torch.float32)

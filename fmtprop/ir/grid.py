@@ -1,0 +1,119 @@
+"""Grids: the real numbers for which integers of one byte stand, so that a tensor may be stored in either form.
+
+A quantized tensor means real numbers. Its numbers are multiples of a scale, between a lowest and a highest one; as
+bytes they are these multiples, perhaps shifted. So int8 is one more format of the tensor, and a conversion between
+bytes and reals loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, prod
+from typing import Any
+
+from fmtprop.errors import GraphError
+from fmtprop.layout import DataType
+
+#: integers of a byte
+_BYTE = 256
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The numbers ``scale · k`` for all integers ``low <= k <= high``.
+
+    Parameters
+    ----------
+    scales : tuple of float
+        Positive; one, or one for each index of the axes in which they vary, row-major.
+    low, high : int
+        Smallest and largest multiple: the limits of the quantized type minus the zero point.
+    shape : tuple of int
+        Dims of the scales as they broadcast to the tensor; empty for one scale.
+
+    Raises
+    ------
+    GraphError
+        A scale is not positive and finite, the limits do not fit into a byte or leave out 0, or `shape` has another
+        number of elements.
+
+    Examples
+    --------
+    >>> relu, weights = Grid((0.5,), 0, 255), Grid((0.5, 0.25), -128, 127, (2, 1))
+    >>> relu.stored, relu.zero, weights.stored, weights.zero
+    (DataType.U8, 0, DataType.S8, 0)
+    >>> Grid((0.5,), -117, 138).zero
+    117
+    """
+
+    scales: tuple[float, ...]
+    low: int
+    high: int
+    shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not all(scale > 0 and isfinite(scale) for scale in self.scales):
+            wrong = next(scale for scale in self.scales if not (scale > 0 and isfinite(scale)))
+            raise GraphError(f"a scale of a grid is {wrong}, but must be positive and finite")
+        if not self.low <= 0 <= self.high or self.high - self.low >= _BYTE:
+            raise GraphError(f"a grid from {self.low} to {self.high} steps has no zero, or more than {_BYTE} numbers")
+        if len(self.scales) != prod(self.shape):
+            raise GraphError(f"a grid of shape {self.shape} has {len(self.scales)} scales")
+
+    @property
+    def scale(self) -> float:
+        """The first scale; the only one unless scales vary."""
+        return self.scales[0]
+
+    @property
+    def varies(self) -> bool:
+        """Whether it has several scales."""
+        return len(self.scales) > 1
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes along which the scales vary."""
+        return tuple(axis for axis, size in enumerate(self.shape) if size > 1)
+
+    @property
+    def stored(self) -> DataType:
+        """Type of the bytes: unsigned if no number is negative, or if the multiples are no signed bytes."""
+        signed = self.low < 0 and self.low >= -_BYTE // 2 and self.high < _BYTE // 2
+        return DataType.S8 if signed else DataType.U8
+
+    @property
+    def zero(self) -> int:
+        """The byte that stands for 0."""
+        return 0 if self.stored is DataType.S8 else -self.low
+
+    @property
+    def is_full(self) -> bool:
+        """Whether each byte stands for a number, so that saturation is the limit of the numbers."""
+        return self.high - self.low == _BYTE - 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {"scales": list(self.scales), "low": self.low, "high": self.high, "shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, data: object) -> Grid:
+        """Return the grid of plain data.
+
+        Raises
+        ------
+        GraphError
+            The data is not that of :meth:`to_json`.
+        """
+        if not isinstance(data, Mapping) or set(data) != {"scales", "low", "high", "shape"}:
+            raise GraphError(f"a grid needs scales, low, high and shape, got {data!r}")
+        scales, shape = _numbers(data["scales"], float), _numbers(data["shape"], int)
+        low, high = _numbers([data["low"], data["high"]], int)
+        return cls(scales, low, high, shape)
+
+
+def _numbers(data: object, kind: type) -> tuple[Any, ...]:
+    allowed = (int, float) if kind is float else (int,)
+    if not isinstance(data, Sequence) or any(type(one) not in allowed for one in data):
+        raise GraphError(f"a grid needs a list of {kind.__name__} numbers, got {data!r}")
+    return tuple(map(kind, data))

@@ -1,0 +1,91 @@
+"""Whole quantized networks: plans in bytes and in real numbers agree, and with the meaning of the graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fmtprop as fp
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.tensors import tensor_type
+from fmtprop.ir.types import TensorType
+from fmtprop.ops import Binary, Conv, Dequantize, Eltwise, Pooling, Quantize, Reshape, emit
+from fmtprop.ops.evaluate import evaluate
+
+STEP = 0.05
+
+
+class Network:
+    """A graph of quantized layers.
+
+    Parameters
+    ----------
+    dims : tuple of int
+        Of the input.
+    signed : bool
+        Whether quantized activations are signed.
+    """
+
+    def __init__(self, dims, signed):
+        self.graph, self.signed = Graph("quantized"), signed
+        self.value, self.drawn = self.graph.input("x", TensorType(dims)), torch.Generator().manual_seed(0)
+
+    def held(self, data):
+        return self.graph.constant(self.graph.fresh_name("c"), tensor_type(data), data)
+
+    def rounded(self, value, zero):
+        kind, limits = (torch.int8, (-128, 127)) if self.signed else (torch.uint8, (0, 255))
+        zero = self.held(torch.tensor(zero + limits[0], dtype=kind))
+        inputs = {"scale": self.held(torch.tensor(STEP)), "zero_point": zero}
+        attrs = Quantize("s8" if self.signed else "u8", *limits)
+        stored = emit(self.graph, "quantize", {"src": value, **inputs}, attrs)
+        return emit(self.graph, "dequantize", {"src": stored, **inputs}, Dequantize())
+
+    def convolution(self, value, outputs, kernel, groups=1):
+        channels = self.graph.type_of(value).dims[1]
+        dims = (outputs, channels // groups, kernel, kernel)
+        numbers = torch.randint(-127, 128, dims, dtype=torch.int8, generator=self.drawn)
+        scale = (0.5 + torch.rand(outputs, generator=self.drawn)) / (127 * (channels // groups) ** 0.5 * kernel)
+        weights = emit(self.graph, "dequantize", {"src": self.held(numbers), "scale": self.held(scale)}, Dequantize(0))
+        if groups > 1:
+            weights = emit(self.graph, "reshape", {"src": weights}, Reshape((groups, outputs // groups, *dims[1:])))
+        bias = self.held(torch.randn(outputs, generator=self.drawn))
+        attrs = Conv.make(2, pad_l=kernel // 2, groups=groups)
+        return emit(self.graph, "convolution", {"src": value, "weights": weights, "bias": bias}, attrs)
+
+
+def residual_network(signed=False, zero=0):
+    net = Network((1, 3, 18, 18), signed)
+    value = net.rounded(net.value, 120)
+    value = emit(net.graph, "eltwise", {"src": net.convolution(value, 24, 3)}, Eltwise("relu"))
+    value = net.rounded(value, zero)
+    value = net.rounded(emit(net.graph, "pooling", {"src": value}, Pooling.make("max", (2, 2), 2)), zero)
+    wide = net.rounded(net.convolution(value, 48, 1), 101)
+    deep = net.rounded(net.convolution(wide, 48, 3, groups=48), zero)
+    back = net.rounded(net.convolution(deep, 24, 1), 131)
+    total = emit(net.graph, "binary", {"src_0": back, "src_1": value}, Binary("add"))
+    net.graph.output(net.rounded(total, 90))
+    return net.graph
+
+
+@pytest.mark.parametrize("policy", ["optimal", "propagate", "naive", "plain"])
+@pytest.mark.parametrize(("signed", "zero"), [(False, 0), (False, 40), (True, 0), (True, 128)])
+def test_every_policy_means_the_graph(policy, signed, zero):
+    graph = residual_network(signed, zero)
+    x = torch.randn(1, 3, 18, 18, generator=torch.Generator().manual_seed(1))
+    (expected,) = evaluate(graph, {"x": x})
+    result = fp.compile(graph, policy=policy, confirm=False)(x)
+    assert result.dtype is torch.float32
+    steps = ((result - expected) / STEP).round().abs()
+    # roundings of equal numbers differ, and the network passes them on
+    assert steps.max() <= 3 and (steps > 0).float().mean() < 0.02
+
+
+def test_a_plan_says_what_it_stores_as_bytes():
+    net = fp.compile(residual_network(), confirm=False)
+    formatted = net.compilation.formatted
+    for node in formatted.nodes():
+        for desc, type_ in zip(node.descs, node.results, strict=True):
+            assert desc.dtype is type_.dtype
+        if str(node.results[0].dtype if node.results else "") in ("u8", "s8") and node.name in formatted.dependents():
+            assert "dst" in node.grids, node.label

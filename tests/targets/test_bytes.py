@@ -1,0 +1,198 @@
+"""Numbers stored as bytes of their grids: primitives, against exact sums, with full-range integers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fmtprop import dnnl
+from fmtprop.errors import UnsupportedOpError
+from fmtprop.ir.grid import Grid
+from fmtprop.ir.node import PostOp
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.ops import Binary, Conv, Eltwise, FakeQuantize, InnerProduct, MatMul, Pooling, Reorder
+from fmtprop.passes.in_bytes import in_bytes, in_reals
+from fmtprop.passes.target import free_request
+from fmtprop.runtime.selfcheck import check_node
+from fmtprop.targets import OneDnnTarget
+from fmtprop.targets.scaling import Function, Kept, chain_of, scaling_of
+from tests.targets.nodes import node_of
+
+U8, S8, SHIFTED = Grid((0.02,), 0, 255), Grid((0.02,), -128, 127), Grid((0.02,), -117, 138)
+RESULT = FakeQuantize(1.37, -100, 155)
+
+needs_vnni = pytest.mark.skipif(
+    not any(dnnl.lib().includes(isa) for isa in ("avx512_core_vnni", "avx2_vnni")),
+    reason="this CPU has no VNNI: products of bytes saturate",
+)
+
+
+def weights_grid(dims, axes=(0,)):
+    shape = tuple(size if axis in axes else 1 for axis, size in enumerate(dims))
+    count = torch.tensor([shape]).prod().item()
+    return Grid(tuple((0.01 + 0.001 * torch.arange(count)).tolist()), -128, 127, shape)
+
+
+def convolution(src=U8, channels=16, outputs=32, kernel=3, groups=1, post_ops=(), stride=1):
+    weights = (outputs, channels // groups, kernel, kernel)
+    if groups > 1:
+        weights = (groups, outputs // groups, *weights[1:])
+    types = {"src": TensorType((2, channels, 9, 9)), "weights": TensorType(weights), "bias": TensorType((outputs,))}
+    node = node_of("convolution", Conv.make(2, strides=stride, pad_l=kernel // 2, groups=groups), types, post_ops)
+    grids = {"src": src, "weights": weights_grid(weights, (0, 1) if groups > 1 else (0,))}
+    if post_ops and isinstance(post_ops[-1].attrs, FakeQuantize):
+        grids["dst"] = post_ops[-1].attrs.grid
+    return node.with_(grids=grids), types
+
+
+def ways(node, types):
+    """Yield the node as each implementation for bytes runs it."""
+    target = OneDnnTarget()
+    for request in in_bytes(node, free_request(node, types)):
+        for candidate in target.candidates(node, request):
+            stored = tuple(desc.dtype for desc in candidate.results)
+            results = tuple(t.with_dtype(dtype) for t, dtype in zip(node.results, stored, strict=True))
+            yield node.with_(results=results, descs=candidate.results, choice=candidate.choice("test"))
+
+
+ROUNDED = (PostOp("fake_quantize", RESULT),)
+
+
+@pytest.mark.parametrize(
+    "post_ops", [(), ROUNDED, (PostOp("eltwise", Eltwise("relu")), *ROUNDED)], ids=["f32", "u8", "relu"]
+)
+@pytest.mark.parametrize("src", [U8, S8, SHIFTED], ids=["u8", "s8", "shifted"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"channels": 16, "outputs": 32},
+        {"channels": 17, "outputs": 19},
+        {"channels": 3, "outputs": 16, "kernel": 7, "stride": 2},
+        {"channels": 24, "outputs": 144, "kernel": 1},
+        {"channels": 17, "outputs": 19, "kernel": 1, "stride": 2},
+        {"channels": 24, "outputs": 24, "groups": 24},
+        {"channels": 32, "outputs": 64, "groups": 4},
+        {"channels": 1, "outputs": 1},
+    ],
+    ids=str,
+)
+def test_every_convolution_of_bytes_is_exact(src, shape, post_ops):
+    node, types = convolution(src, post_ops=post_ops, **shape)
+    for formatted in ways(node, types):
+        if formatted.choice.impl.startswith("ref"):
+            continue
+        assert check_node(formatted) is None, f"{formatted.choice.impl} {formatted.descs}"
+
+
+@needs_vnni
+@pytest.mark.parametrize("operand", [U8, SHIFTED, None], ids=["u8", "shifted", "f32"])
+def test_a_residual_of_bytes_is_added_in_its_own_scale(operand):
+    inner = PostOp("fake_quantize", FakeQuantize(0.9, -128, 127))
+    added = PostOp("binary", Binary("add"), "post_op_1")
+    node, types = convolution(post_ops=(inner, added, *ROUNDED))
+    types = {**types, "post_op_1": node.results[0]}
+    node = node.with_(grids={**node.grids, **({"post_op_1": operand} if operand else {})})
+    found = [check_node(formatted) for formatted in ways(node, types)]
+    assert found and set(found) == {None}
+
+
+@needs_vnni
+@pytest.mark.parametrize("src", [U8, S8, SHIFTED], ids=["u8", "s8", "shifted"])
+@pytest.mark.parametrize(
+    ("op", "attrs", "dims", "axes"),
+    [
+        ("inner_product", InnerProduct(), ((5, 40), (17, 40), (17,)), (0,)),
+        ("matmul", MatMul(), ((7, 40), (40, 24), (1, 24)), (1,)),
+        ("matmul", MatMul(), ((2, 7, 33), (33, 17), (1, 1, 17)), (1,)),
+        ("matmul", MatMul(), ((2, 3, 8, 16), (2, 3, 16, 8), None), ()),
+    ],
+    ids=["inner_product", "matmul", "one_matrix", "heads"],
+)
+def test_every_product_of_bytes_is_exact(op, attrs, dims, axes, src):
+    types = {name: TensorType(size) for name, size in zip(("src", "weights", "bias"), dims, strict=True) if size}
+    node = node_of(op, attrs, types, ROUNDED)
+    node = node.with_(grids={"src": src, "weights": weights_grid(dims[1], axes), "dst": RESULT.grid})
+    found = {formatted.choice.impl: check_node(formatted) for formatted in ways(node, types)}
+    assert set(found.values()) <= {None}, found
+    assert found or (op, src) == ("inner_product", SHIFTED)  # which has no zero points
+
+
+def test_maximum_pooling_moves_bytes():
+    types = {"src": TensorType((2, 17, 8, 8))}
+    node = node_of("pooling", Pooling.make("max", (3, 3), 2, pad_l=1), types).with_(
+        grids={"src": SHIFTED, "dst": SHIFTED}
+    )
+    (request,) = in_bytes(node, free_request(node, types))
+    assert {desc.dtype for desc in request.values()} == {DataType.U8}
+    last = {name: MemoryDesc(desc.dims, desc.dtype, tag="acdb") for name, desc in request.items()}
+    found = list(OneDnnTarget().candidates(node, last))
+    assert found and scaling_of(node, {name: desc.dtype for name, desc in last.items()}).scales == {}
+
+
+@pytest.mark.parametrize("grid", [U8, S8, SHIFTED], ids=["u8", "s8", "shifted"])
+@pytest.mark.parametrize("to_bytes", [True, False], ids=["to bytes", "to reals"])
+def test_a_reorder_between_bytes_and_reals_keeps_numbers(grid, to_bytes):
+    dims = (2, 17, 5, 7)
+    bytes_, reals = MemoryDesc(dims, grid.stored, tag="acdb"), MemoryDesc(dims, "f32")
+    src, dst = (reals, bytes_) if to_bytes else (bytes_, reals)
+    node = node_of("reorder", Reorder(), {"src": TensorType(dims)}).with_(
+        results=(TensorType(dims, dst.dtype),), grids={"src": grid, "dst": grid}
+    )
+    candidate = next(iter(OneDnnTarget().candidates(node, {"src": src, "dst": dst})))
+    assert check_node(node.with_(descs=candidate.results, choice=candidate.choice("test"))) is None
+
+
+# ---------------------------------------------------------------- without a library
+
+
+def test_a_rounding_before_the_result_is_the_storing_of_bytes():
+    node, _ = convolution(
+        post_ops=(PostOp("eltwise", Eltwise("relu")), PostOp("fake_quantize", FakeQuantize(0.5, 0, 255)))
+    )
+    stored = {"src": DataType.U8, "weights": DataType.S8, "dst": DataType.U8}
+    chain = chain_of(node, stored)
+    assert (chain.steps, chain.dst_scale) == ([], 0.5)  # no byte is negative, so the ReLU is saturation
+    chain = chain_of(node, {**stored, "dst": DataType.F32})
+    assert [getattr(step, "alg", "relu") for step in chain.steps] == ["relu", "linear", "round", "clip", "linear"]
+
+
+def test_neighbouring_scalings_are_one():
+    inner, added = PostOp("fake_quantize", FakeQuantize(0.5, -128, 127)), PostOp("binary", Binary("add"), "post_op_1")
+    node, _ = convolution(post_ops=(inner, added, PostOp("fake_quantize", FakeQuantize(2.0, 0, 255))))
+    node = node.with_(grids={**node.grids, "post_op_1": Grid((0.25,), 0, 255)})
+    stored = {"src": DataType.U8, "weights": DataType.S8, "dst": DataType.U8, "post_op_1": DataType.U8}
+    chain = chain_of(node, stored)
+    linear = Function("linear", 2.0, 0.0)
+    assert chain.steps == [linear, Function("round", 0.0, 0.0), Function("clip", -128.0, 127.0), linear, Kept(1)]
+    assert chain.dst_scale == 8.0  # a result of 2.0 in units of the operand, 0.25
+
+
+def test_limits_within_a_byte_are_clipped():
+    node, _ = convolution(post_ops=(PostOp("fake_quantize", FakeQuantize(0.5, 0, 127)),))
+    chain = chain_of(node, {"src": DataType.U8, "weights": DataType.S8, "dst": DataType.U8})
+    assert chain.steps[-1] == Function("clip", 0.0, 127.0)
+
+
+def test_scales_of_products_are_one_number_for_each_output():
+    node, _ = convolution()
+    scaling = scaling_of(node, {"src": DataType.U8, "weights": DataType.S8, "dst": DataType.F32})
+    assert scaling.scales["weights"] == tuple(0.02 * scale for scale in node.grids["weights"].scales)
+    assert (scaling.masks, scaling.zeros) == ({"weights": 1}, {})
+
+
+def test_scales_along_another_axis_than_the_outputs_are_refused():
+    node, _ = convolution()
+    node = node.with_(grids={**node.grids, "weights": weights_grid((32, 16, 3, 3), (1,))})
+    with pytest.raises(UnsupportedOpError, match=r"vary along axes \(1,\), not \(0,\)"):
+        scaling_of(node, {"src": DataType.U8, "weights": DataType.S8, "dst": DataType.F32})
+
+
+def test_requests_for_bytes_and_reals():
+    node, types = convolution(post_ops=ROUNDED)
+    free = free_request(node, types)
+    read = [{name: str(desc.dtype) for name, desc in request.items()} for request in in_bytes(node, free)]
+    shared = {"src": "u8", "weights": "s8", "bias": "f32"}
+    assert read == [{**shared, "dst": "u8"}, {**shared, "dst": "f32"}]
+    assert in_reals(node, next(in_bytes(node, free))) == free
+    assert list(in_bytes(node.with_(grids={"src": U8}), free)) == []
