@@ -20,6 +20,7 @@ _EXPORTS = {
     "directml": "fmtprop.dialects.directml",
     "xla": "fmtprop.dialects.xla",
     "compile": "fmtprop.api",
+    "load_plan": "fmtprop.compiling.loading",
     "explain": "fmtprop.dynamo",
     "explain_torch": "fmtprop.lens.explain",
     "inspect": "fmtprop.targets.mkldnn",
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from fmtprop.api import compile as compile
     from fmtprop.compiling.compiled import CompiledModel as CompiledModel
     from fmtprop.compiling.dynamic import DynamicModel as DynamicModel
+    from fmtprop.compiling.loading import load_plan as load_plan
     from fmtprop.compiling.options import Tune as Tune
     from fmtprop.dynamo import explain as explain
     from fmtprop.errors import (

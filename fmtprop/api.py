@@ -6,33 +6,28 @@ Ties the stages together in their order (import, normalise, assign, plan, run) a
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fmtprop import dnnl
-from fmtprop.compiling.compilation import Compilation
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.dynamic import DynamicModel
+from fmtprop.compiling.from_graph import compile_graph
+from fmtprop.compiling.inputs import random_inputs
 from fmtprop.compiling.options import DEFAULT_POLICY, KEPT, Options, Tune
-from fmtprop.compiling.shapes import Shapes
-from fmtprop.compiling.stages import random_inputs
-from fmtprop.errors import GraphError, ImportModelError, LoadError, PlanError, UnsupportedOpError
+from fmtprop.errors import GraphError, ImportModelError, UnsupportedOpError
 from fmtprop.frontends import from_torch, load
 from fmtprop.frontends.examples import check_examples
+from fmtprop.frontends.methods import as_module
 from fmtprop.frontends.onnx import from_onnx, is_onnx
 from fmtprop.frontends.specialise import Sizes
 from fmtprop.frontends.torch_export import from_torch_symbolic
 from fmtprop.ir.graph import Graph
 from fmtprop.layout import MemoryDesc
-from fmtprop.runtime.agreement import error_of_output
 from fmtprop.runtime.constants import release
 from fmtprop.runtime.threads import on_cpu
-from fmtprop.system import collector
 
 if TYPE_CHECKING:
     from fmtprop.training.module import TrainingModule
@@ -75,6 +70,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     tune_budget: float | None = None,
     confirm: bool = True,
     winograd: bool = True,
+    deterministic: bool = False,
     special_values: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     release_weights: bool = False,
@@ -95,9 +91,9 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
 
     Parameters
     ----------
-    model : torch.nn.Module, torch.export.ExportedProgram, Graph, str, path, bytes or onnx.ModelProto
-        A module, an op graph, the name of a built-in graph, a file (graph ``.json``, ``.pt2``, ``.onnx``), or an ONNX
-        model in memory.
+    model : torch.nn.Module, method, torch.export.ExportedProgram, Graph, str, path, bytes or onnx.ModelProto
+        A module or a method of one (``model.decode``), an op graph, the name of a built-in graph, a file (graph
+        ``.json``, ``.pt2``, ``.onnx``), or an ONNX model in memory.
     example_inputs : torch.Tensor or tuple, optional
         Required for a module: they fix the shapes. Other models have shapes already, which must be equal.
     dtype : {"f32", "bf16"}
@@ -133,6 +129,10 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         Whether policy ``"optimal"`` on target ``"onednn"`` may compute a convolution by Winograd's minimal filtering
         if this costs less (:mod:`fmtprop.passes.winograd`). The expected rounding error of the whole model is then at
         most 1.8 times that of direct convolutions (see ``certificate.growth``), and packed weights are larger.
+    deterministic : bool
+        Whether every compilation of the model with this library, instruction set and number of threads makes the same
+        plan: it is chosen by modelled costs with fixed figures of the machine. Nothing is measured, no recorded figure
+        is used, and no plans are compared. (A solver that needs more than two minutes is stopped wherever it is.)
     special_values : {"fast", "kept", "exact"}, optional
         ``"exact"`` gives the same NaN and infinities as PyTorch. Ops with another treatment in oneDNN (ReLU, maxima,
         softmax, …) run by PyTorch or by the project's own kernels, and filtering is off, so it is slower. ``"kept"``
@@ -188,6 +188,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     >>> net(torch.ones(2, 8)).shape
     torch.Size([2, 4])
     """
+    model = as_module(model)
     is_symbolic = dynamic_shapes is not None or _has_symbols(model)
     _check_together(model, dtype, release_weights, training, dynamic_shapes, is_symbolic, kwargs)
     if buckets and not is_symbolic:
@@ -203,6 +204,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         tune_budget=tune_budget,
         confirm=confirm,
         winograd=winograd,
+        deterministic=deterministic,
         special_values=special_values or (KEPT if training else Options.special_values),
         progress=progress,
         memory=memory,
@@ -272,59 +274,6 @@ def _trained(model: Any, example_inputs: Any, options: Options) -> TrainingModul
     return TrainingModule(model, example_inputs, options, compile_graph, rival_of(options))
 
 
-def compile_graph(
-    graph: Graph, options: Options, *, owned: bool = False, shapes: Shapes | None = None
-) -> CompiledModel:
-    """Plan an imported graph: :func:`compile` without the import.
-
-    Parameters
-    ----------
-    graph : Graph
-        Imported.
-    options : Options
-        How.
-    owned : bool
-        Whether nothing else uses the graph's constants: then the compilation drops them as it packs them.
-    shapes : Shapes, optional
-        The model's plans for other shapes. This one takes their weights and choices if possible.
-
-    Raises
-    ------
-    GraphError, PlanError, UnsupportedOpError
-        As :func:`compile`.
-    """
-    options = _executable(options)
-    # the caller's autocast must not affect the compilation, and tensors made in inference mode work only in that mode;
-    # AOTAutograd watches each operator of a function's first call, which would slow PyTorch's operators in a race
-    with (
-        torch.autocast("cpu", enabled=False),
-        torch.inference_mode(mode=False),
-        _disable_current_modes(),
-        collector.paused(),
-    ):
-        if dnnl.fork_guard():
-            net = dnnl.after_fork(lambda: _compile_graph(graph, options, owned, shapes))
-        else:
-            net = _compile_graph(graph, options, owned, shapes)
-    dnnl.trim_heap()  # the originals of packed weights
-    return net
-
-
-def _compile_graph(graph: Graph, options: Options, owned: bool, shapes: Shapes | None) -> CompiledModel:
-    _check_boundary(graph, options.boundary)
-    known = (shapes.forms, shapes.nearest(graph)) if shapes is not None else (None, None)
-    compilation = Compilation(
-        graph, options, owned=owned and options.verify != "full", shared=known[0], sibling=known[1]
-    )
-    compilation.run()
-    if shapes is not None:
-        shapes.note(compilation)
-    net = CompiledModel(compilation)
-    if options.verify == "full":
-        _check_whole(net, graph)
-    return net
-
-
 def _has_symbols(model: Any) -> bool:
     return isinstance(model, torch.export.ExportedProgram) and not Sizes(model).are_fixed
 
@@ -344,63 +293,3 @@ def _import(model: Any, example_inputs: Any, kwargs: Mapping[str, Any] | None) -
         f"cannot compile a {type(model).__name__}: pass a torch.nn.Module, an ExportedProgram, a fmtprop Graph, the "
         "name of a built-in graph, the path of a file, or an ONNX model"
     )
-
-
-def _executable(options: Options) -> Options:
-    """Return the options with a target that can run here: PyTorch's own oneDNN if there is no library."""
-    if options.target == "onednn":
-        try:
-            dnnl.load()
-        except LoadError:
-            warnings.warn(
-                "no oneDNN library can be loaded: the model runs on the oneDNN inside PyTorch instead "
-                "(target='mkldnn'), which is slower; `fmtprop doctor` says what is missing",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-            return replace(options, target="mkldnn")
-    return options
-
-
-def _check_boundary(graph: Graph, boundary: Mapping[str, MemoryDesc]) -> None:
-    types = {node.name: node.results[0] for node in graph.input_nodes}
-    types |= {node.name: graph.type_of(graph.inputs(node.name)["src"]) for node in graph.output_nodes}
-    for name, desc in boundary.items():
-        if name not in types:
-            raise UnsupportedOpError(
-                f"boundary names {name!r}, but the inputs and outputs of {graph.name} are {', '.join(types)}"
-            )
-        type_ = types[name]
-        is_input = name in {node.name for node in graph.input_nodes}
-        fits = (desc.dims, desc.dtype) == (type_.dims, type_.dtype) and desc.kind == "blocked"
-        if not fits or not (desc.is_plain or is_input):
-            extra = "" if is_input else ", and strides without blocks"
-            raise UnsupportedOpError(
-                f"boundary[{name!r}] is {desc}, but {name} is {type_}: it needs these dims and data type{extra}"
-            )
-        if desc.has_broadcast:
-            raise UnsupportedOpError(
-                f"boundary[{name!r}] is {desc}, of which several elements lie in one place: give each its own; a call "
-                "takes tensors of any strides"
-            )
-        if desc.is_plain and desc.offset0:
-            raise UnsupportedOpError(
-                f"boundary[{name!r}] is {desc}, which begins {desc.offset0} elements before the tensor's first: a "
-                "tensor is given by its own first element; use the same with at_start()"
-            )
-
-
-def _check_whole(net: CompiledModel, graph: Graph) -> None:
-    from fmtprop.ops.evaluate import evaluate
-    from fmtprop.report.comparison import TOLERANCES
-
-    inputs = net.random_inputs()
-    expected = evaluate(graph, {node.name: x for node, x in zip(graph.input_nodes, inputs, strict=True)})
-    tolerance = TOLERANCES[net.precision]
-    for (name, _), got, want in zip(net.plan.outputs, net.run_flat(inputs), expected, strict=True):
-        error = error_of_output(got, want, net.precision)
-        if error > tolerance:
-            raise PlanError(
-                f"model {graph.name}: output {name} is off by {error:.1e} relative to PyTorch (tolerance "
-                f"{tolerance:.0e}); report it with the model, and compile with policy='plain' meanwhile"
-            )

@@ -16,13 +16,16 @@ def doctor(as_json: Json = False) -> None:
     Shows the oneDNN library, the instruction set, and packages to install. Exits with 1 if oneDNN cannot be used.
     """
     from fmtprop.dnnl.doctor import diagnose
-    from fmtprop.jit import unavailable
+    from fmtprop.jit import no_tiles, unavailable
 
     diagnosis = diagnose()
     missing = unavailable() if diagnosis.ok else "they need oneDNN"
+    without_tiles = missing or no_tiles()
     if as_json:
-        emit(json.dumps({**diagnosis.to_dict(), "kernels": not missing}, indent=1))
+        emit(json.dumps({**diagnosis.to_dict(), "kernels": not missing, "tiles": not without_tiles}, indent=1))
     else:
-        emit(f"{diagnosis.to_text()}\n{'own kernels':<16} {f'no: {missing}' if missing else 'yes'}")
+        emit(diagnosis.to_text())
+        for name, reason in (("own kernels", missing), ("AMX tiles", without_tiles)):
+            emit(f"{name:<16} {f'no: {reason}' if reason else 'yes'}")
     if not diagnosis.ok:
         raise typer.Exit(FAILED)

@@ -7,42 +7,27 @@ Owns the order of the stages, and the loop around primitives that fail their che
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from functools import partial
 from time import perf_counter
-
-import torch
 
 from fmtprop.compiling.attempts import Attempts
 from fmtprop.compiling.budget import Budget
 from fmtprop.compiling.entrants import OTHER_SHAPE, Entrant
 from fmtprop.compiling.options import Options
-from fmtprop.compiling.race import Race
-from fmtprop.compiling.readable import with_constants
+from fmtprop.compiling.planned import ATTEMPTS, Planned
 from fmtprop.compiling.selection import Selection
 from fmtprop.compiling.stages import check_memory, make_room, normalise
-from fmtprop.errors import PlanError, UnsupportedOpError
+from fmtprop.errors import PlanError
 from fmtprop.ir.footprint import weights_nbytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.tensors import defer
-from fmtprop.ir.verify import Stage, verify
 from fmtprop.passes.base import Observer
-from fmtprop.passes.for_threads import ForThreads
-from fmtprop.passes.optimal import Certificate
-from fmtprop.runtime import Plan, build_plan
+from fmtprop.runtime import Plan
 from fmtprop.runtime.build import Draft
 from fmtprop.runtime.constants import ConstantStore
 from fmtprop.runtime.selfcheck import Mismatch, check_steps
-from fmtprop.runtime.threads import on_cpu, running_with
 from fmtprop.runtime.weights import PackedForms, SharedForms
-from fmtprop.store import Store, key_of
-from fmtprop.targets import ReferenceTarget
-from fmtprop.targets.executable import Targets, implementation
-from fmtprop.targets.registry import provider
-from fmtprop.tuning import Tuning
-
-#: how often a model is planned again after a failed check of its plan
-_ATTEMPTS = 5
+from fmtprop.store import key_of
 
 #: formatted nodes for each imported one, and for each distinct implementation: guesses until formats are chosen
 _FORMATTED_NODES, _NODES_OF_A_KIND = 2, 30
@@ -58,7 +43,7 @@ _NEXT = {
 }
 
 
-class Compilation:
+class Compilation(Planned):
     """A model on its way to a plan, with the results of the stages so far; at the end, its graphs have no constants.
 
     Parameters
@@ -104,8 +89,6 @@ class Compilation:
     """
 
     normal: Graph
-    formatted: Graph
-    plan: Plan
 
     def __init__(
         self,
@@ -116,28 +99,16 @@ class Compilation:
         shared: SharedForms | None = None,
         sibling: Graph | None = None,
     ) -> None:
-        self.imported, self.options, self.owned = imported, options, owned
-        self.is_like_another_shape = False
+        super().__init__(options, PackedForms(shared), owned=owned)
+        self.imported = imported
         self._sibling = sibling
-        self.precision = options.dtype
-        self.certificate: Certificate | None = None
-        self.race: Race | None = None
-        self.tuning: Tuning | None = None
-        self.wrong: list[Mismatch] = []
-        self.dropped: Mapping[str, str] = {}
-        self.seconds: dict[str, float] = {}
-        #: the constants of all plans for the formatted graph
-        self.weights = PackedForms(shared)
         self._last = perf_counter()
-        self._target, self._fallback = provider(options.target)(), ReferenceTarget()
-        self._store = Store()
-        self._checked = options.verify != "off"
         self._attempts = Attempts()
-        limited = not options.tuning.is_patient and options.tune_budget is None
+        limited = not (options.tuning.is_patient or options.deterministic) and options.tune_budget is None
         self._budget = Budget(is_limited=limited)
         nodes = _FORMATTED_NODES * len(imported)
         self._budget.keep(nodes=nodes, kinds=nodes // _NODES_OF_A_KIND, packed_nbytes=2 * weights_nbytes(imported))
-        self.left_out: Mapping[str, str] = self._budget.left_out
+        self.left_out = self._budget.left_out
         #: how often plans were made anew around primitives that give a wrong answer
         self._rerouted = 0
 
@@ -224,55 +195,6 @@ class Compilation:
         self.dropped = self._attempts.settle(self.normal.name, name, 8)
         self.is_like_another_shape = name == OTHER_SHAPE
 
-    def plan_for(self, threads: int) -> Plan:
-        """Make the plan for another number of threads: in the same formats, by primitives that are chosen anew.
-
-        Returns
-        -------
-        Plan
-            It shares the packed constants. The first plan, with a warning, where a node has no primitive.
-
-        Raises
-        ------
-        PlanError
-            Primitives keep failing their check.
-        """
-        targets = Targets()
-        renewed = ForThreads(lambda node: targets.of(implementation(node)), self._fallback)
-        name = self.formatted.name
-        with running_with(threads), on_cpu(), torch.autocast("cpu", enabled=False):
-            for _ in range(_ATTEMPTS):
-                try:
-                    graph = renewed.run(self.with_constants())
-                except UnsupportedOpError as error:
-                    warnings.warn(
-                        f"model {name} keeps running with {self.plan.threads} threads: {error}; compile it again with "
-                        f"{threads}",
-                        RuntimeWarning,
-                        stacklevel=2,
-                    )
-                    return self.plan
-                verify(graph, Stage.FORMATTED)
-                plan = build_plan(graph, self._target, consume=self.owned, constants=ConstantStore(self.weights))
-                wrong = check_steps(plan.steps, self._store, plan.packed) if self._checked else []
-                if not wrong:
-                    return plan
-                for mismatch in wrong:
-                    warnings.warn(f"{mismatch}; choosing another implementation", RuntimeWarning, stacklevel=2)
-                    targets.reject(mismatch.node)
-        raise PlanError(
-            f"model {name}: primitives for {threads} threads keep failing their check; the last: {wrong[0]}"
-        )
-
-    def with_constants(self) -> Graph:
-        """Return the formatted graph with constants that are read from packed forms when they are needed.
-
-        Where only products of a constant are left, these are constants.
-
-        ``fmtprop.save(net.compilation.with_constants(), "plan.onnx")`` shows a plan in viewers of ONNX models.
-        """
-        return with_constants(self.formatted, self.weights)
-
     def _begin(self, ended: str) -> None:
         if self.options.stage is not None:
             self.options.stage(_NEXT[ended])
@@ -296,7 +218,7 @@ class Compilation:
         wrong = check_steps(draft.plan.steps, self._store, draft.plan.packed)
         if not wrong and key is not None:
             self._store.add_passed([key])
-        elif self._rerouted == _ATTEMPTS:
+        elif self._rerouted == ATTEMPTS:
             raise PlanError(f"model {self.normal.name}: primitives keep failing their check; the last: {wrong[0]}")
         return wrong
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pickle import PickleBuffer
 from statistics import median
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fmtprop.compiling.inputs import random_inputs
 from fmtprop.compiling.serving import Serving
-from fmtprop.compiling.stages import random_inputs
-from fmtprop.errors import InputError, PlanError
+from fmtprop.errors import InputError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.structure import argument_names, flatten_arguments, parsed, restructure
 from fmtprop.runtime import Executor, Plan
@@ -20,7 +22,7 @@ from fmtprop.runtime.threads import current_threads
 from fmtprop.system.limits import MAX_RUNS, MAX_THREADS
 
 if TYPE_CHECKING:
-    from fmtprop.compiling.compilation import Compilation
+    from fmtprop.compiling.planned import Planned
     from fmtprop.report import Report
 
 #: runs before those that count, and those that do, where nothing else is asked for
@@ -32,12 +34,12 @@ class CompiledModel(Serving):
 
     Parameters
     ----------
-    compilation : Compilation
-        It has run.
+    compilation : Planned
+        It has run, or comes from a plan file.
 
     Attributes
     ----------
-    compilation : Compilation
+    compilation : Compilation or Planned
         The results of all stages.
     graph : Graph
         The formatted graph.
@@ -62,7 +64,7 @@ class CompiledModel(Serving):
         model. ``tune=Tune("auto", effort="patient")`` takes the time.
     """
 
-    def __init__(self, compilation: Compilation) -> None:
+    def __init__(self, compilation: Planned) -> None:
         super().__init__()
         self.compilation = compilation
         self.graph, self.plan, self.options = compilation.formatted, compilation.plan, compilation.options
@@ -325,22 +327,47 @@ class CompiledModel(Serving):
         """Return a model with contexts of its own, as a deep copy is."""
         return self.__deepcopy__({})
 
-    def __reduce__(self) -> Any:
-        """Refuse to be pickled.
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the model to a plan file, which :func:`fmtprop.load_plan` reads in any process.
+
+        The file has the packed weights, the formatted graph and all choices: the same machine and library run it with
+        the same implementations and equal bits, without a search, a race or a measurement. It has no code in it.
+
+        Parameters
+        ----------
+        path : str or path
+            The file; usually it ends in ``.fmtplan``. Only a plan file is replaced.
 
         Raises
         ------
         PlanError
-            Always.
+            The model cannot be in a file, or the file cannot be written.
         """
-        raise PlanError(
-            f"{self!r} cannot be pickled: its primitives are machine code of this process. Save the module "
-            "(torch.export.save) or its graph (fmtprop.save), and compile it where it is loaded"
-        )
+        from fmtprop.compiling.saving import save
+
+        save([self.compilation], self.options, {"kind": "model"}, path)
+
+    def __reduce__(self) -> Any:
+        """Be pickled as the bytes of a plan file; where they are loaded, they are planned again if they do not fit."""
+        return self.__reduce_ex__(2)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Be pickled as the bytes of a plan file, from protocol 5 on as a buffer that need not be copied."""
+        from fmtprop.compiling.saving import saved
+
+        data = saved([self.compilation], self.options, {"kind": "model"})
+        return unpickled, (PickleBuffer(data) if protocol >= 5 else bytes(data),)
 
     def __repr__(self) -> str:
         size = f"{len(self.plan.steps)} steps, {len(self.plan.reorders)} reorders"
         return f"<CompiledModel {self.graph.name}: policy {self.options.policy}, {self.precision}, {size}>"
+
+
+def unpickled(data: Any) -> Any:
+    """Return the model of a pickle."""
+    import fmtprop
+
+    return fmtprop.load_plan(data)
 
 
 def _check_repeats(repeats: int) -> None:

@@ -52,8 +52,9 @@ _PRICED = (BEST, *(name for name, variant in _VARIANTS.items() if variant.is_pri
 #: the name of an entrant with the choices of another shape's plan
 OTHER_SHAPE = "as for another shape"
 
-#: least seconds for the solver
-_LEAST_SECONDS = 0.5
+#: least seconds for the solver, and those after which it stops where its time must not decide: the built-in networks
+#: take less than one
+_LEAST_SECONDS, _DETERMINISTIC_SECONDS = 0.5, 120.0
 
 #: the part of an entrant that can be dropped
 COMPOSED = "nodes run as several"
@@ -268,6 +269,8 @@ class Entrants:
     def _solver_seconds(self, run: float) -> float:
         """Return the time for the solver, which needs it only for wide problems."""
         self._budget.run = max(self._budget.run, run)
+        if self._options.deterministic:
+            return _DETERMINISTIC_SECONDS
         return min(MOST_SECONDS, max(_LEAST_SECONDS, self._budget.left / 2))
 
     @cached_property

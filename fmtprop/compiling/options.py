@@ -30,7 +30,7 @@ KEPT = "kept"
 _EFFORTS = ("quick", "patient")
 
 #: fields of other types
-_BOOLEANS, _MAPPINGS = ("confirm", "winograd"), ("boundary", "pin")
+_BOOLEANS, _MAPPINGS = ("confirm", "winograd", "deterministic"), ("boundary", "pin")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Options:
     boundary, pin : mapping
         See :func:`fmtprop.compile`.
     tune_budget : float, optional
-    confirm, winograd : bool
+    confirm, winograd, deterministic : bool
         See :func:`fmtprop.compile`.
     progress : callable, optional
         Called with steps done and steps in all while costs are measured; ignored in comparisons.
@@ -108,6 +108,7 @@ class Options:
     winograd: bool = True
     special_values: str = "fast"
     memory: str = "save"
+    deterministic: bool = False
     progress: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
     stage: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
 
@@ -133,8 +134,17 @@ class Options:
             raise UnsupportedOpError(f"pin needs policy='optimal': the {self.policy!r} policy takes no constraints")
         if self.special_values != "fast" and not provider(self.target).has_exact:
             raise UnsupportedOpError(f"special_values={self.special_values!r} needs target='onednn'")
+        if self.deterministic and self.tuning.measures:
+            raise UnsupportedOpError(
+                f"deterministic=True chooses by modelled costs alone: leave out tune={self.tuning.costs!r}"
+            )
         if self.tune_budget is not None and not _is_positive(self.tune_budget):
             raise UnsupportedOpError(f"tune_budget must be a number of seconds above 0, got {self.tune_budget!r}")
+
+    @property
+    def races(self) -> bool:
+        """Whether plans are run against each other, or against PyTorch's own steps."""
+        return self.confirm and not self.deterministic
 
     @property
     def tuning(self) -> Tune:

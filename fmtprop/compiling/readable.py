@@ -10,6 +10,7 @@ from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Choice, Node, Value
 from fmtprop.layout import MemoryDesc
+from fmtprop.passes.without_formats import without_formats
 from fmtprop.runtime.weights import PackedForms
 from fmtprop.targets.executable import implementation
 
@@ -35,6 +36,29 @@ def with_constants(formatted: Graph, weights: PackedForms) -> Graph:
         if node.op == "constant":
             make = weights.reader(Value(node.name))
             graph.constants[node.name] = Deferred(node.results[0], node.descs[0].strides, make, fresh=True)
+    return graph
+
+
+def graph_inside(formatted: Graph, weights: PackedForms) -> Graph:
+    """Return the normal graph that a formatted one was made of, to plan it again, with constants read on request.
+
+    Nodes that run as several stay so, and products of constants that packing consumed are constants.
+    """
+    graph, known = without_formats(formatted), weights.origins()
+    computed = graph.dependents()
+    for node in graph.nodes():
+        value = Value(node.name)
+        is_product = node.op != "constant" and node.name not in computed and len(node.results) == 1
+        if is_product and value in known and _is_consumed(graph, node, known):
+            graph.set_inputs(node.name, {})
+            graph.replace(Node(node.name, "constant", Attrs(), node.results, origin=node.origin))
+    graph.remove_dead()
+    for node in graph.nodes():
+        if node.op == "constant":
+            (type_,) = node.results
+            make = weights.reader(Value(node.name))
+            strides = MemoryDesc(type_.dims, type_.dtype).strides
+            graph.constants[node.name] = Deferred(type_, strides, make, fresh=True)
     return graph
 
 

@@ -12,9 +12,9 @@ from functools import partial
 from fmtprop.compiling.attempts import Attempts
 from fmtprop.compiling.budget import NODE_SECONDS, Budget
 from fmtprop.compiling.entrants import DIRECT, GREEDY, OTHER_SHAPE, Entrant, Entrants, like_another_shape
+from fmtprop.compiling.inputs import random_inputs
 from fmtprop.compiling.options import OPTIMAL, Options
 from fmtprop.compiling.race import Race, race
-from fmtprop.compiling.stages import random_inputs
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
 from fmtprop.ir.graph import Graph
@@ -26,7 +26,7 @@ from fmtprop.runtime.dummy_weights import runs_on_any_numbers, with_dummy_weight
 from fmtprop.store import Store, key_of
 from fmtprop.targets.executable import Provider
 from fmtprop.targets.registry import setting_for
-from fmtprop.tuning import TunedCosts, Tuning, costs_for
+from fmtprop.tuning import NOMINAL, TunedCosts, Tuning, costs_for
 from fmtprop.tuning.peaks import improve
 
 #: optional work, as users see it
@@ -128,7 +128,7 @@ class Selection:
         rivals = self.rivals()
         best = rivals.best
         entrants = [best]
-        if options.policy == OPTIMAL and options.confirm and not options.pin:
+        if options.policy == OPTIMAL and options.races and not options.pin:
             known = self._winner(rivals)
             entrants = self._entrants(rivals) if known is None else [known]
         self.tuning = self._costs.tuning if self._costs is not None else None
@@ -177,7 +177,7 @@ class Selection:
     def _new_costs(self) -> TunedCosts:
         options = self._options
         return costs_for(
-            options.tuning.costs,
+            NOMINAL if options.deterministic else options.tuning.costs,
             weights_nbytes=weights_nbytes(self._normal),
             activations_nbytes=activations_nbytes(self._normal),
             budget=options.tune_budget,

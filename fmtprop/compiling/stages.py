@@ -8,23 +8,18 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 
-import torch
-
 from fmtprop import dnnl
 from fmtprop.ir.aliasing import is_view
 from fmtprop.ir.footprint import weights_nbytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node, Value
-from fmtprop.ir.op import Category, opdef
-from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.verify import Stage
 from fmtprop.layout import DataType
 from fmtprop.passes.base import Observer, Pass, Pipeline
 from fmtprop.passes.fuse_post_ops import FusePostOps
 from fmtprop.passes.keep_scores import KeepScores
 from fmtprop.passes.mark_exact import MarkExact
-from fmtprop.passes.pair_max_poolings import PairMaxPoolings
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.precision import LowerPrecision, WidenPrecision
 from fmtprop.passes.recognise_functions import RecogniseFunctions
@@ -97,8 +92,8 @@ def _passes(target: Provider, special_values: str) -> tuple[Pass, ...]:
     """Return the passes; two of them ask the target."""
     passes = [_asking(one, target) for one in NORMALISE]
     if special_values != "fast":
-        # a function and its decomposed forms treat infinities differently; maxima run by PyTorch, which has indices
-        passes = [one for one in passes if not isinstance(one, RecogniseFunctions | PairMaxPoolings)]
+        # a function and its decomposed forms treat infinities differently
+        passes = [one for one in passes if not isinstance(one, RecogniseFunctions)]
         passes = [MarkExact(everything=True) if isinstance(one, MarkExact) else one for one in passes]
     return tuple(passes)
 
@@ -147,34 +142,3 @@ def make_room(graph: Graph) -> None:
     if weights_nbytes(graph) > _LARGE_NBYTES:
         collect_young()
         dnnl.trim_heap()
-
-
-def random_inputs(graph: Graph, seed: int = 0) -> list[torch.Tensor]:
-    """Return seeded random inputs of a graph: normal for floats, 0 or 1 for integers and booleans.
-
-    Weights of recurrent layers are as small as in a network: others would saturate its functions, and gradients would
-    be denormal numbers, with which kernels take several times as long.
-    """
-    generator = torch.Generator("cpu").manual_seed(seed)
-    inputs = []
-    for node in graph.input_nodes:
-        dtype = torch_dtype(node.results[0].dtype)
-        if node.results[0].dtype.is_floating:
-            drawn = torch.randn(node.results[0].dims, generator=generator, dtype=torch.float32, device="cpu")
-            inputs.append((drawn * _factor(graph, Value(node.name))).to(dtype))
-        else:
-            inputs.append(torch.randint(0, 2, node.results[0].dims, generator=generator, device="cpu").to(dtype))
-    return inputs
-
-
-def _factor(graph: Graph, value: Value) -> float:
-    """Return the factor of numbers that the ops behind a value demand (:attr:`fmtprop.ir.op.OpDef.factor`)."""
-    found = 1.0
-    for reader, operand in graph.readers(value):
-        node = graph.node(reader)
-        if node.op == "reorder" or (not node.is_boundary and opdef(node.op).category is Category.VIEW):
-            found = min(found, _factor(graph, Value(reader)))
-        elif not node.is_boundary and operand not in node.tail:
-            declared = opdef(node.op).operand(operand).name
-            found = min(found, opdef(node.op).factor(declared, graph.type_of(value).dims))
-    return found

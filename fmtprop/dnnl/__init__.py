@@ -30,7 +30,7 @@ from fmtprop.dnnl.engine import Engine, Stream
 from fmtprop.dnnl.enums import NormFlags, RnnFlags
 from fmtprop.dnnl.fork import after_fork, fork_guard
 from fmtprop.dnnl.handle import live_handles
-from fmtprop.dnnl.heap import drop_code, drop_pages, trim_heap
+from fmtprop.dnnl.heap import drop_pages, trim_heap
 from fmtprop.dnnl.kinds import (
     BatchNormalization,
     Binary,
@@ -102,7 +102,6 @@ __all__ = [
     "VanillaRnn",
     "after_fork",
     "create",
-    "drop_code",
     "drop_pages",
     "fork_guard",
     "hot_execute",

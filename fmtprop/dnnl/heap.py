@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import re
-from pathlib import Path
 
 #: a little less than the largest block after which glibc adapts its thresholds
 _SETTLING_NBYTES = (32 << 20) - (64 << 10)
-
-#: the program of a file, and the rest of its entry in ``/proc/self/smaps``
-_PROGRAM = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-xp \S+ \S+ \S+ +/.*\n((?:[A-Z]\w+:.*\n)+)", re.MULTILINE)
 
 
 def trim_heap() -> bool:
@@ -52,26 +47,6 @@ def keep_heap() -> None:
     library.malloc.argtypes, library.malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
     library.free.argtypes, library.free.restype = (ctypes.c_void_p,), None
     library.free(library.malloc(_SETTLING_NBYTES))
-
-
-def drop_code() -> None:
-    """Return the pages of loaded programs to the system; the next access finds them in its cache of files.
-
-    PyTorch's import and a compilation run 80 MB of code that a step does not run. A program that the process has
-    changed, as debuggers do, stays. Data of files stay too: another thread could unmap them meanwhile, and have its
-    own memory there.
-
-    References
-    ----------
-    ``MADV_DONTNEED`` in ``madvise(2)``, ``smaps`` in ``proc(5)``.
-    """
-    try:
-        smaps = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return
-    for begin, end, counts in _PROGRAM.findall(smaps):
-        if re.search(r"^Anonymous: +0 kB$", counts, re.MULTILINE):
-            drop_pages(int(begin, 16), int(end, 16) - int(begin, 16))
 
 
 def drop_pages(address: int, nbytes: int) -> None:

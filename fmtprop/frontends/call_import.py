@@ -131,8 +131,6 @@ class CallImporter:
         self.found: dict[str, tuple[str, Importer | None]] = {}
         #: constants that the program makes itself
         self.made: set[Value] = set()
-        #: whether an importer has read a constant of more than a few elements
-        self.has_read = False
 
     def add(self, call: FoundCall) -> Any:
         """Add the nodes of a call.
@@ -255,7 +253,6 @@ class CallImporter:
             args = {**args, **{name: _spelled(args[name]) for name in facts.spelled}}
         made = TorchCall(self.graph, facts.name, args, types, call.origin, call.used)
         found = None if call.is_complex and parts is None else self._by_importer(made)
-        self.has_read |= made.has_read
         if found is not None:
             return found
         try:

@@ -101,14 +101,21 @@ def export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dynam
     describe([], [], pytree.tree_map(lambda leaf: None, (args, kwargs)))
     args, kwargs = _separated(args), _separated(kwargs)
     named = _with_names(module, args, kwargs, dynamic_shapes)
-    with _eval_mode(module), torch.no_grad(), held_back(), warnings.catch_warnings(), named as dynamic_shapes:
+    with (
+        attributes_kept(module),  # of the two blocks that follow, too: an interrupt may come at any time
+        _eval_mode(module),
+        torch.no_grad(),
+        held_back(),
+        warnings.catch_warnings(),
+        named as dynamic_shapes,
+    ):
         for text in _WARNINGS:
             warnings.filterwarnings("ignore", text)
         state = set[str]()
         with attributes_kept(module) as changed:
             program = _exported(module, args, kwargs, dynamic_shapes, lambda *_: state.update(changed()))
         if state:
-            warn_of_state(module, lambda: module(*args, **kwargs))
+            warn_of_state(module, args, kwargs)
         return program
 
 
@@ -252,7 +259,7 @@ def _forward(
     module: nn.Module, calls: Callable[..., Any], signature: inspect.Signature | None = None
 ) -> Iterator[None]:
     """Let a module's forward pass be a function for now, with the signature of its own or another one."""
-    own = vars(module).get("forward")
+    own = {name: value for name, value in vars(module).items() if name == "forward"}
 
     @functools.wraps(module.forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -260,13 +267,12 @@ def _forward(
 
     if signature is not None:
         forward.__signature__ = signature  # type: ignore[attr-defined]
-    module.forward = forward
     try:
+        vars(module)["forward"] = forward  # not setattr: a class may have its own meaning of it
         yield
     finally:
-        del module.forward
-        if own is not None:
-            module.forward = own
+        vars(module).pop("forward", None)
+        vars(module).update(own)
 
 
 def _named_leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -285,14 +291,14 @@ def _separated(tree: Any) -> Any:
 @contextmanager
 def _eval_mode(module: nn.Module) -> Iterator[None]:
     # Not module.eval(): some models do more in it (such as fusing branches), others refuse it.
-    modes = [(child, child.training) for child in module.modules()]
-    for child, _ in modes:
-        child.training = False
+    training = [child for child in module.modules() if child.training]
     try:
+        for child in training:
+            child.training = False
         yield
     finally:
-        for child, training in modes:
-            child.training = training
+        for child in training:
+            child.training = True
 
 
 def check_tensors(tensors: Mapping[str, Any]) -> None:

@@ -22,8 +22,6 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops import emit
 
-#: constants of so many elements may be read without a note
-_FEW_ELEMENTS = 64
 #: data types of constants that importers may read as numbers
 _SCALAR_DTYPES = frozenset({DataType.F32, DataType.F64, DataType.BF16, DataType.F16, DataType.S32, DataType.S64})
 
@@ -127,8 +125,6 @@ class TorchCall:
         Path of the module that makes the call.
     used : frozenset of int
         Indices of the results that are read.
-    has_read : bool
-        Whether the importer has read a constant of more than a few elements.
     """
 
     graph: Graph
@@ -137,7 +133,6 @@ class TorchCall:
     results: tuple[TensorType, ...]
     origin: str = ""
     used: frozenset[int] = frozenset({0})
-    has_read: bool = False
 
     def __getitem__(self, name: str) -> Any:
         """Return an argument by its schema name."""
@@ -173,9 +168,8 @@ class TorchCall:
 
     def tensor(self, value: Value) -> torch.Tensor | None:
         """Return the torch tensor of a constant value, or None if the value is computed."""
-        data, type_ = self.graph.constants.get(value.node), self.type(value)
-        self.has_read |= data is not None and type_.size > _FEW_ELEMENTS
-        return None if data is None else materialise(data, type_)
+        data = self.graph.constants.get(value.node)
+        return None if data is None else materialise(data, self.type(value))
 
 
 def add_constant(graph: Graph, tensor: torch.Tensor, origin: str) -> Value:

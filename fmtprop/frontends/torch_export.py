@@ -21,6 +21,7 @@ from fmtprop.errors import ImportModelError, InputError
 from fmtprop.frontends.examples import check_examples
 from fmtprop.frontends.exporting import check_tensors, export, exporting
 from fmtprop.frontends.functionalising import functionalised
+from fmtprop.frontends.methods import as_module
 from fmtprop.frontends.program_import import import_program, user_inputs
 from fmtprop.frontends.specialise import Sizes, specialised
 from fmtprop.ir.graph import Graph
@@ -43,7 +44,7 @@ def from_torch(
 
     Parameters
     ----------
-    module : torch.nn.Module or torch.export.ExportedProgram
+    module : torch.nn.Module, method of a module, or torch.export.ExportedProgram
         The model, on the CPU. A module is exported in eval mode; its own mode does not change.
     example_inputs : tensor or tuple, optional
         Positional arguments of ``forward``: they give shapes and data types, and arguments that are not tensors
@@ -74,7 +75,7 @@ def from_torch(
     (['input'], ['0.bias', '0.weight'])
     """
     with exporting():
-        model = _exported(module, example_inputs, kwargs, None, name)
+        model = _exported(as_module(module), example_inputs, kwargs, None, name)
         graph = model.imported(model.program)
     if isinstance(module, ExportedProgram):
         check_examples(graph, example_inputs, kwargs)

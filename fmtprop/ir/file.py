@@ -29,9 +29,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any
 
 from fmtprop.errors import GraphError
 from fmtprop.ir.file_data import Reader, Writer
@@ -42,6 +40,9 @@ from fmtprop.ir.node import Value
 from fmtprop.ir.plain import attrs_from_plain
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.system.files import check_replaceable, read, replacing
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 FORMAT = "fmtprop-graph"
 VERSION = 1
@@ -118,7 +119,7 @@ def _row(graph: Graph, name: str, writer: Writer) -> dict[str, Any]:
     node = graph.node(name)
     plain = plain_node(node)
     attrs_from_plain(node.op, plain["attrs"])  # refuse attributes that could not be read again
-    inputs = {operand: _reference(value) for operand, value in graph.inputs(name).items()}
+    inputs = {operand: reference_to(value) for operand, value in graph.inputs(name).items()}
     row: dict[str, Any] = {"name": name, "op": node.op, "inputs": inputs}
     row["attrs"] = spell_floats(plain["attrs"])
     row["results"] = plain["results"]
@@ -132,7 +133,8 @@ def _row(graph: Graph, name: str, writer: Writer) -> dict[str, Any]:
     return {key: item for key, item in row.items() if item or key == "results"}
 
 
-def _reference(value: Value) -> str | list[Any]:
+def reference_to(value: Value) -> str | list[Any]:
+    """Return a value as a row names it."""
     return value.node if value.index == 0 else [value.node, value.index]
 
 
@@ -215,6 +217,8 @@ def _check_head(document: object) -> None:
 
 
 def _assemble(document: Mapping[str, Any], reader: Reader) -> nx.MultiDiGraph[str]:
+    import networkx as nx
+
     nxg: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=document["name"], structure=document["structure"])
     rows = document["nodes"]
     for index, row in enumerate(rows):
@@ -222,7 +226,7 @@ def _assemble(document: Mapping[str, Any], reader: Reader) -> nx.MultiDiGraph[st
     for index, row in enumerate(rows):
         for position, (operand, reference) in enumerate(row.get("inputs", {}).items()):
             where = f"nodes[{index}] ({row['name']}): inputs.{operand}"
-            producer, result = _producer(where, reference)
+            producer, result = producer_of(where, reference)
             if producer not in nxg:
                 raise GraphError(f"{where} names {producer!r}, but there is no such node")
             nxg.add_edge(producer, row["name"], key=operand, result=result, position=position)
@@ -245,13 +249,20 @@ def _add_node(nxg: nx.MultiDiGraph[str], index: int, row: object, reader: Reader
     plain = {key: item for key, item in row.items() if key not in ("name", "inputs", "data")}
     for key in ("attrs", "post_ops"):
         if key in plain:
-            plain[key] = _read_floats(where, plain[key])
+            plain[key] = read_floats(where, plain[key])
     if "data" in row:
         plain["data"] = reader.data(where, row)
     nxg.add_node(name, order=index, **plain)
 
 
-def _producer(where: str, reference: object) -> tuple[str, int]:
+def producer_of(where: str, reference: object) -> tuple[str, int]:
+    """Return the node and the index that a row's reference names.
+
+    Raises
+    ------
+    GraphError
+        It is no reference; the message begins with `where`.
+    """
     if isinstance(reference, str):
         return reference, 0
     if isinstance(reference, list) and len(reference) == 2:
@@ -261,13 +272,20 @@ def _producer(where: str, reference: object) -> tuple[str, int]:
     raise GraphError(f'{where} must be "node" or ["node", index], got {reference!r}')
 
 
-def _read_floats(where: str, item: Any) -> Any:
+def read_floats(where: str, item: Any) -> Any:
+    """Return plain data with the floats that :func:`spell_floats` spelled.
+
+    Raises
+    ------
+    GraphError
+        A float is spelled in another way; the message begins with `where`.
+    """
     if isinstance(item, dict):
         if set(item) == {"float"}:
             if item["float"] not in ("inf", "-inf", "nan"):
                 raise GraphError(f'{where}: {item!r} must be {{"float": "inf"}}, "-inf" or "nan"')
             return float(item["float"])
-        return {key: _read_floats(where, part) for key, part in item.items()}
+        return {key: read_floats(where, part) for key, part in item.items()}
     if isinstance(item, list):
-        return [_read_floats(where, part) for part in item]
+        return [read_floats(where, part) for part in item]
     return item

@@ -1,9 +1,9 @@
-"""The op graph: a typed facade over one networkx ``MultiDiGraph``.
+"""The op graph: a typed facade over one directed graph, which networkx gets as a ``MultiDiGraph`` on request.
 
 Owns structure (nodes, edges, order) and nothing else: :mod:`fmtprop.ops` owns the meaning of ops,
 :mod:`fmtprop.passes` the choice of formats.
 
-Every networkx node is named by a string and has the attribute ``node`` (:class:`~fmtprop.ir.node.Node`). Every edge
+Every node is named by a string and has the attribute ``node`` (:class:`~fmtprop.ir.node.Node`). Every edge
 goes from producer to reader; its key is the reader's operand, its attribute ``result`` the index of the producer's
 result.
 """
@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
-from itertools import islice
 from operator import itemgetter
-from typing import Any
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any
 
 from fmtprop.errors import GraphError
+from fmtprop.ir.multigraph import Multigraph
 from fmtprop.ir.node import Attrs, Node, Value
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 class Graph:
@@ -47,7 +48,7 @@ class Graph:
 
     def __init__(self, name: str = "graph", structure: str = "") -> None:
         self.name, self.structure = name, structure
-        self._graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
+        self._graph = Multigraph()
         #: constant name -> torch tensor, Initialiser, or Deferred (during compilation, or if loaded so); a constant
         #: that was released after packing has no entry
         self.constants: dict[str, Any] = {}
@@ -63,7 +64,7 @@ class Graph:
         return len(self._graph)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._graph._node
+        return name in self._graph.nodes
 
     def node(self, name: str) -> Node:
         """Return the node with a name.
@@ -74,7 +75,7 @@ class Graph:
             There is none.
         """
         try:
-            node: Node = self._graph._node[name]["node"]
+            node: Node = self._graph.nodes[name]["node"]
         except KeyError:
             raise GraphError(f"graph {self.name} has no node {name!r}") from None
         return node
@@ -94,7 +95,7 @@ class Graph:
         GraphError
             The graph has a cycle; the message names it.
         """
-        data = self._graph._node
+        data = self._graph.nodes
         ranks = self._ranked()
         return [data[name]["node"] for name in (ranks if names is None else sorted(names, key=ranks.__getitem__))]
 
@@ -106,7 +107,7 @@ class Graph:
 
     def _sorted(self) -> list[str]:
         """Return the names in topological order; networkx's function takes six times as long."""
-        data, missing = self._graph._node, {name: len(before) for name, before in self._graph._pred.items()}
+        data, missing = self._graph.nodes, {name: len(before) for name, before in self._graph.pred.items()}
         keys = {
             name: (entry["node"].op == "output", entry["order"], place, name)
             for place, (name, entry) in enumerate(data.items())
@@ -117,23 +118,19 @@ class Graph:
         while heap:
             *_, name = heappop(heap)
             order.append(name)
-            for reader in self._graph._succ[name]:
+            for reader in self._graph.succ[name]:
                 missing[reader] -= 1
                 if not missing[reader]:
                     heappush(heap, keys[reader])
         if len(order) < len(data):
-            cycle = " -> ".join(edge[0] for edge in nx.find_cycle(self._graph))
+            cycle = " -> ".join(self._graph.cycle(data.keys() - set(order)))
             raise GraphError(f"graph {self.name} has a cycle: {cycle}")
         return order
 
     def entries(self) -> Iterator[tuple[str, Node]]:
         """Yield (name, node) in the order of adding, also for a graph with a cycle."""
-        for name, data in self._graph._node.items():
+        for name, data in self._graph.nodes.items():
             yield name, data["node"]
-
-    def newest(self, count: int) -> list[Node]:
-        """Return the nodes that were added last, in the order of adding."""
-        return [entry["node"] for entry in islice(reversed(self._graph._node.values()), count)][::-1]
 
     def inputs(self, name: str) -> dict[str, Value]:
         """Return the operands of a node: operand name -> value, in the order of connection."""
@@ -141,7 +138,7 @@ class Graph:
         if known is None:
             edges = [
                 (data["position"], key, Value(producer, data["result"]))
-                for producer, between in self._graph._pred[name].items()
+                for producer, between in self._graph.pred[name].items()
                 for key, data in between.items()
             ]
             known = {key: value for _, key, value in sorted(edges, key=itemgetter(0))}
@@ -162,7 +159,7 @@ class Graph:
 
     def reading(self, value: Value) -> list[tuple[str, str]]:
         """Return :meth:`readers` in the order of connection, which takes less time while a graph is edited."""
-        edges = self._graph._succ[value.node].items()
+        edges = self._graph.succ[value.node].items()
         return [(to, key) for to, between in edges for key, data in between.items() if data["result"] == value.index]
 
     def ancestors(self, *names: str) -> set[str]:
@@ -170,7 +167,7 @@ class Graph:
         found: set[str] = set()
         waiting = [self.node(name).name for name in names]
         while waiting:
-            fresh = self._graph._pred[waiting.pop()].keys() - found
+            fresh = self._graph.pred[waiting.pop()].keys() - found
             found |= fresh
             waiting += fresh
         return found
@@ -179,7 +176,7 @@ class Graph:
         """Return those of some nodes that a node does not depend on; near ones are found without a walk to inputs."""
         left, seen, front = set(wanted), {name}, [name]
         while front and left:
-            fresh = {source for node in front for source in self._graph._pred[node]} - seen
+            fresh = {source for node in front for source in self._graph.pred[node]} - seen
             seen |= fresh
             left -= fresh
             front = list(fresh)
@@ -194,7 +191,7 @@ class Graph:
             Default: the graph's inputs; then all other nodes depend only on constants.
         """
         found = {node.name for node in self.input_nodes} if names is None else set(names)
-        waiting = [name for name in found if name in self._graph]
+        waiting = [name for name in found if name in self._graph.nodes]
         while waiting:
             fresh = self._graph.succ[waiting.pop()].keys() - found
             found |= fresh
@@ -205,7 +202,7 @@ class Graph:
         """Return the logical type of a value."""
         try:
             if value.index >= 0:
-                return self._graph._node[value.node]["node"].results[value.index]  # type: ignore[no-any-return]
+                return self._graph.nodes[value.node]["node"].results[value.index]  # type: ignore[no-any-return]
         except (KeyError, IndexError):
             pass
         node = self.node(value.node)
@@ -229,7 +226,7 @@ class Graph:
         return self._of_op("output")
 
     def _of_op(self, op: str) -> list[Node]:
-        pairs = [(d["order"], d["node"]) for d in self._graph._node.values() if d["node"].op == op]
+        pairs = [(d["order"], d["node"]) for d in self._graph.nodes.values() if d["node"].op == op]
         return [node for _, node in sorted(pairs, key=lambda pair: pair[0])]
 
     def count(self, op: str) -> int:
@@ -240,7 +237,7 @@ class Graph:
         return iter(self.nodes())
 
     def __repr__(self) -> str:
-        return f"<Graph {self.name}: {len(self)} nodes, {self._graph.number_of_edges()} edges>"
+        return f"<Graph {self.name}: {len(self)} nodes, {sum(1 for _ in self._graph.edges())} edges>"
 
     # ------------------------------------------------------------------ building
 
@@ -249,7 +246,7 @@ class Graph:
         while True:
             self._counters[stem] = self._counters.get(stem, 0) + 1
             name = f"{stem}_{self._counters[stem]}"
-            if name not in self._graph._node:
+            if name not in self._graph.nodes:
                 return name
 
     def add(self, node: Node, inputs: Mapping[str, Value]) -> tuple[Value, ...]:
@@ -260,7 +257,7 @@ class Graph:
         GraphError
             The name is taken, or an operand does not exist.
         """
-        if node.name in self._graph._node:
+        if node.name in self._graph.nodes:
             raise GraphError(f"graph {self.name} already has a node {node.name!r}")
         for operand, value in inputs.items():
             self._check_value(node, operand, value)
@@ -285,7 +282,7 @@ class Graph:
         self.add(Node(name or self.fresh_name("output"), "output", Attrs(), (), phase=phase), {"src": value})
 
     def _check_value(self, node: Node, operand: str, value: Value) -> None:
-        producer = self._graph._node.get(value.node)
+        producer = self._graph.nodes.get(value.node)
         if producer is None:
             raise GraphError(f"{node.label}: operand {operand} reads {value}, which is not in graph {self.name}")
         if not 0 <= value.index < len(producer["node"].results):
@@ -308,8 +305,7 @@ class Graph:
         node = self.node(name)
         for operand, value in inputs.items():
             self._check_value(node, operand, value)
-        edges = self._graph.pred[name].items()
-        self._graph.remove_edges_from([(producer, name, key) for producer, between in edges for key in between])
+        self._graph.disconnect(name)
         self._ranks = None
         self._connect(name, inputs)
 
@@ -367,12 +363,12 @@ class Graph:
         outputs = [node.name for node in self.output_nodes if not node.phase]
         names = {*outputs, *self.ancestors(*outputs), *(node.name for node in self.input_nodes if not node.phase)}
         has_backward = any(node.phase for node in (*self.input_nodes, *self.output_nodes))
-        return names if has_backward else set(self._graph)
+        return names if has_backward else set(self._graph.nodes)
 
     def copy(self) -> Graph:
         """Return an independent copy; it shares nodes and constant data, which are immutable."""
         other = Graph(self.name, self.structure)
-        other._graph = _copied(self._graph)
+        other._graph = self._graph.copy()
         other.constants = dict(self.constants)
         other._order = self._order
         other._ranks = None if self._ranks is None else dict(self._ranks)
@@ -385,7 +381,7 @@ class Graph:
         if self.constants.keys() != other.constants.keys():
             return False
         same = all(data is other.constants[name] for name, data in self.constants.items())
-        return same and self._graph._node == other._graph._node and self._graph._succ == other._graph._succ
+        return same and self._graph.nodes == other._graph.nodes and self._graph.succ == other._graph.succ
 
     def map_nodes(self, change: Callable[[Node], Node]) -> Graph:
         """Return a copy in which every node is replaced by ``change(node)``."""
@@ -414,16 +410,3 @@ class Graph:
         from fmtprop.ir.networkx_form import from_networkx
 
         return from_networkx(nxg)
-
-
-def _copied(given: nx.MultiDiGraph[str]) -> nx.MultiDiGraph[str]:
-    """Return a copy with the same order of nodes and edges; networkx's own method takes three times as long."""
-    made: nx.MultiDiGraph[str] = nx.MultiDiGraph()
-    made._node.update((name, dict(data)) for name, data in given._node.items())
-    for name in given._node:
-        made._succ[name], made._pred[name] = {}, {}
-    for name, readers in given._succ.items():
-        for reader, edges in readers.items():
-            # an edge's data never change
-            made._succ[name][reader] = made._pred[reader][name] = dict(edges)
-    return made

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Mapping
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fmtprop.errors import FmtpropError, GraphError
 from fmtprop.ir.node import Attrs, Node
 from fmtprop.ir.op import opdef
 from fmtprop.layout import DataType
+
+R = TypeVar("R")
 
 #: least magnitude that is rounded to infinity in f32
 _OVERFLOW_F32 = (2 - 2**-24) * 2.0**127
@@ -67,6 +69,37 @@ def attrs_from_plain(op: str, data: object) -> Attrs:
         raise
     except FmtpropError as error:  # rules of the attributes' class
         raise GraphError(str(error)) from error
+
+
+def record_of(cls: type[R], data: object) -> R:
+    """Build a frozen dataclass of plain fields from a plain dictionary, of which nothing is trusted.
+
+    Raises
+    ------
+    GraphError
+        The data is not a mapping, or a field is unknown, missing or of a wrong type.
+
+    Examples
+    --------
+    >>> from fmtprop.ir.types import TensorType
+    >>> record_of(TensorType, {"dims": [1, 2], "dtype": "f32"})
+    f32[1,2]
+    """
+    hints = get_type_hints(cls)
+    if not isinstance(data, Mapping):
+        raise GraphError(f"{cls.__name__} must be a mapping, got {str(data)[:80]}")
+    for name, value in data.items():
+        if name not in hints or not fits(value, hints[name]):
+            raise GraphError(f"{cls.__name__} has no field {name} that can be {str(value)[:80]}")
+    try:
+        return cls(**{name: frozen(value) for name, value in data.items()})
+    except (TypeError, FmtpropError) as error:
+        raise GraphError(f"{cls.__name__}: {error}") from error
+
+
+def frozen(value: Any) -> Any:
+    """Return a plain value with tuples in place of lists."""
+    return tuple(map(frozen, value)) if isinstance(value, list) else value
 
 
 def fits(value: Any, hint: Any) -> bool:

@@ -17,6 +17,7 @@ from fmtprop.jit.rms_norm import RmsNormKernel
 from fmtprop.jit.rotary import RotaryKernel
 from fmtprop.jit.rows import AverageKernel, FoldKernel, broadcast_kernel_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, offered
+from fmtprop.jit.tiles import no_tiles
 from fmtprop.jit.watch import Watch
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "broadcast_kernel_for",
     "kernel_for",
     "no_code",
+    "no_tiles",
     "offered",
     "on_one_thread",
     "unavailable",

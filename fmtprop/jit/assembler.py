@@ -15,9 +15,9 @@ from fmtprop.errors import GraphError
 from fmtprop.jit.isa import Isa
 
 
-def at(register: Any, offset: int = 0) -> MemoryOperand:
-    """Return the operand `offset` bytes behind the address in a register."""
-    return MemoryOperand(register, displ=offset, displ_size=8 if offset else 0)
+def at(register: Any, offset: int = 0, index: Any = Register.NONE, step: int = 1) -> MemoryOperand:
+    """Return the operand `offset` bytes, and `index` steps of 1, 2, 4 or 8 bytes, behind the address in a register."""
+    return MemoryOperand(register, index, step, offset, 1 if offset else 0)  # one byte where that is enough
 
 
 #: operands of the instructions that differ from most
@@ -26,6 +26,7 @@ _FORMS_512 = {
     "VMINPS": "ZMM_K1Z_ZMM_ZMMM512B32_SAE",
     "VMAXPS": "ZMM_K1Z_ZMM_ZMMM512B32_SAE",
     "VRANGEPS": "ZMM_K1Z_ZMM_ZMMM512B32_IMM8_SAE",
+    "VREDUCEPS": "ZMM_K1Z_ZMMM512B32_IMM8_SAE",
     "VPERMI2PS": "ZMM_K1Z_ZMM_ZMMM512B32",
     "VPMOVZXWD": "ZMM_K1Z_YMMM256",
     "VPSLLD": "ZMM_K1Z_ZMMM512B32_IMM8",
@@ -43,6 +44,12 @@ _FORMS_512 = {
     "VPERMW": "ZMM_K1Z_ZMM_ZMMM512",
     "VPERMILPS": "ZMM_K1Z_ZMMM512B32_IMM8",
     "VPORD": "ZMM_K1Z_ZMM_ZMMM512B32",
+    "VMOVDQU16": "ZMM_K1Z_ZMMM512",
+    "VPUNPCKLDQ": "ZMM_K1Z_ZMM_ZMMM512B32",
+    "VPUNPCKHDQ": "ZMM_K1Z_ZMM_ZMMM512B32",
+    "VPUNPCKLQDQ": "ZMM_K1Z_ZMM_ZMMM512B64",
+    "VPUNPCKHQDQ": "ZMM_K1Z_ZMM_ZMMM512B64",
+    "VSHUFF32X4": "ZMM_K1Z_ZMM_ZMMM512B32_IMM8",
 }
 _FORMS_256 = {
     "VMOVUPS": "YMM_YMMM256",
@@ -109,11 +116,17 @@ class Assembler:
         form = "YMMM256_YMM" if store else _FORMS_256.get(operation, "YMM_YMM_YMMM256")
         return int(getattr(Code, f"VEX_{operation}_{form}"))
 
-    def emit(self, code: str, *operands: int | MemoryOperand) -> None:
-        """Add an instruction by iced-x86's name of its form; integers are registers."""
+    def emit(self, code: str, *operands: int | MemoryOperand, mask: int | None = None) -> None:
+        """Add an instruction by iced-x86's name of its form; integers are registers.
+
+        Positions that a mask register leaves out are not written.
+        """
         kinds = "_".join("mem" if isinstance(operand, MemoryOperand) else "reg" for operand in operands)
         create = getattr(Instruction, f"create_{kinds}") if operands else Instruction.create
-        self._add(create(getattr(Code, code), *operands))
+        instruction = create(getattr(Code, code), *operands)
+        if mask is not None:
+            instruction.op_mask = mask
+        self._add(instruction)
 
     def immediate(self, code: str, register: Any, value: int) -> None:
         """Add an instruction on a register and a number."""
@@ -160,14 +173,23 @@ class Assembler:
         """Give back all registers."""
         self._vectors = 0
 
-    def v(self, operation: str, *operands: int | MemoryOperand, immediate: int | None = None) -> None:
-        """Add a vector instruction."""
+    def v(
+        self, operation: str, *operands: int | MemoryOperand, immediate: int | None = None, mask: int | None = None,
+        merge: bool = False,
+    ) -> None:  # fmt: skip
+        """Add a vector instruction; positions that a mask register leaves out become 0, or stay with `merge`.
+
+        A masked load reads no memory there.
+        """
         kinds = "_".join("mem" if isinstance(operand, MemoryOperand) else "reg" for operand in operands)
         code = self.form(operation)
         if immediate is None:
-            self._add(getattr(Instruction, f"create_{kinds}")(code, *operands))
+            instruction = getattr(Instruction, f"create_{kinds}")(code, *operands)
         else:
-            self._add(getattr(Instruction, f"create_{kinds}_u32")(code, *operands, immediate))
+            instruction = getattr(Instruction, f"create_{kinds}_u32")(code, *operands, immediate)
+        if mask is not None:
+            instruction.op_mask, instruction.zeroing_masking = mask, not merge
+        self._add(instruction)
 
     def load(self, x: int, place: MemoryOperand) -> None:
         """Load a vector of f32 numbers, or as many bf16 numbers converted to f32."""

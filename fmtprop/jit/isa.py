@@ -30,3 +30,6 @@ class Isa:
 
 
 AVX2, AVX512 = Isa("avx2", 32, 16), Isa("avx512_core", 64, 32)
+
+#: AVX-512 with tiles (:mod:`fmtprop.jit.tiles`)
+AMX = Isa("avx512_core_amx", 64, 32)

@@ -10,8 +10,7 @@ import torch
 from fmtprop.dnnl.heap import keep_heap
 from fmtprop.errors import InputError
 from fmtprop.lens.findings import Lens, lens_of
-from fmtprop.lens.gain import Gain, Measurement
-from fmtprop.lens.shadow import channels_last_saving
+from fmtprop.lens.gain import Measurement
 from fmtprop.lens.tracer import Tracer
 from fmtprop.lens.variants import VARIANTS, measure
 from fmtprop.system.limits import MAX_RUNS
@@ -63,18 +62,16 @@ def explain_torch(
             module(*arguments)
         with Tracer().watching() as tracer:
             module(*arguments)
-    measured, saves = in_other_ways(module, arguments, variants, repeats)
     name = type(module).__name__
-    return lens_of(name, tracer.calls, measured, saves, name)
+    return lens_of(name, tracer.calls, in_other_ways(module, arguments, variants, repeats), name)
 
 
 def in_other_ways(
     module: torch.nn.Module, arguments: Sequence[torch.Tensor], variants: Sequence[str], repeats: int
-) -> tuple[tuple[Measurement, ...], Gain]:
-    """Return the measured ways to run a module, and the predicted gain of channels_last."""
+) -> tuple[Measurement, ...]:
+    """Return the measured ways to run a module."""
     with torch.no_grad():
-        saves = channels_last_saving(module, arguments)
-        return (measure(module, arguments, variants, repeats) if variants else ()), saves
+        return measure(module, arguments, variants, repeats) if variants else ()
 
 
 def _checked(module: object, inputs: Any, variants: Sequence[str], repeats: int) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Sums of a tracer's calls by module, line and operator, and the predicted gain of channels_last."""
+"""Sums of a tracer's calls by module, line and operator."""
 
 from __future__ import annotations
 
@@ -72,8 +72,6 @@ class Lens:
         The costliest reorders first.
     variants : tuple of Measurement
         The model in other ways, measured; empty if it was not asked for.
-    channels_last : Gain, optional
-        Seconds of a run that ``channels_last`` should save: each operator was timed in both formats.
     subject : str
         The class of the model that was measured: in a program, the one with the costliest reorders.
     calls : tuple of OperatorCall
@@ -83,7 +81,6 @@ class Lens:
     name: str
     rows: tuple[OperatorRow, ...]
     variants: tuple[Measurement, ...] = ()
-    channels_last: Gain | None = None
     subject: str = ""
     calls: tuple[OperatorCall, ...] = field(default=(), repr=False)
 
@@ -124,7 +121,6 @@ class Lens:
             "attributed_share": self.attributed_share,
             "activation_seconds": self.activation_seconds,
             "subject": self.subject,
-            "channels_last": None if self.channels_last is None else asdict(self.channels_last),
             "operators": [asdict(row) for row in self.rows],
             "variants": [asdict(variant) for variant in self.variants],
         }
@@ -186,8 +182,6 @@ class Lens:
                 f"{self.attributed_share:.1%} of it belongs to modules; channels_last removes the reorders of "
                 f"activations, {self.activation_seconds * 1e3:.3f} ms"
             )
-        if self.channels_last is not None:
-            parts.append(_prediction(self.channels_last))
         if self.reorders:
             parts += ["", _operators(self.rows)]
         if self.variants:
@@ -206,7 +200,6 @@ def lens_of(
     name: str,
     calls: Iterable[OperatorCall],
     variants: Sequence[Measurement] = (),
-    channels_last: Gain | None = None,
     subject: str = "",
 ) -> Lens:
     """Add up calls.
@@ -219,8 +212,6 @@ def lens_of(
         The calls of a tracer.
     variants : sequence of Measurement
         The model in other ways.
-    channels_last : Gain, optional
-        Seconds of a run that channels_last should save.
     subject : str
         The class of the model that was measured.
     """
@@ -230,14 +221,14 @@ def lens_of(
         groups.setdefault((call.module, call.kind, call.line, call.operator), []).append(call)
     rows = [_row(key, group) for key, group in groups.items()]
     rows.sort(key=lambda row: -row.reorder_seconds)
-    return Lens(name, tuple(rows), tuple(variants), channels_last, subject, calls)
+    return Lens(name, tuple(rows), tuple(variants), subject, calls)
 
 
 def lens_from(data: Mapping[str, Any]) -> Lens:
     """Return a program's lens from the result of :meth:`Lens.to_dict`."""
     rows = (OperatorRow(**{**row, "formats": tuple(row["formats"])}) for row in data["operators"])
     variants = (Measurement(**{**one, "gain": _gain(one["gain"])}) for one in data["variants"])
-    return Lens(data["model"], tuple(rows), tuple(variants), _gain(data["channels_last"]), data["subject"])
+    return Lens(data["model"], tuple(rows), tuple(variants), data["subject"])
 
 
 def _gain(data: Mapping[str, float] | None) -> Gain | None:
@@ -276,12 +267,6 @@ def _operators(rows: Sequence[OperatorRow]) -> Table:
         )
         table.add_row(*map(printable, cells))
     return table
-
-
-def _prediction(gain: Gain) -> str:
-    if gain.low_seconds <= 0 <= gain.high_seconds:
-        return f"channels_last should neither save nor cost time, within the noise: {gain}"
-    return f"channels_last should {'save' if gain.seconds > 0 else 'cost'} time of a run: {gain}"
 
 
 def _variants(subject: str, variants: Sequence[Measurement]) -> Table:

@@ -68,11 +68,11 @@ def _in_other_ways(lens: Lens, subject: Subject | None, ways: list[str]) -> Lens
         return lens
     print(f"measuring {name} in other ways; --ways none leaves this out", file=sys.stderr)
     try:
-        measured, saves = in_other_ways(subject.module, list(subject.inputs), ways, LEAST_TURNS)
+        measured = in_other_ways(subject.module, list(subject.inputs), ways, LEAST_TURNS)
     except FAILURES as error:
         print(f"{name} cannot run again: {error}", file=sys.stderr)
         return lens
-    return replace(lens, subject=name, variants=measured, channels_last=saves)
+    return replace(lens, subject=name, variants=measured)
 
 
 def _execute(words: list[str]) -> None:

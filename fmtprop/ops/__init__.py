@@ -20,7 +20,6 @@ from fmtprop.ops.layer_norm_training import LAYER_NORMALIZATION_BACKWARD, LAYER_
 from fmtprop.ops.lrn import LRN, Lrn
 from fmtprop.ops.lrn_training import LRN_BACKWARD, LRN_TRAINING
 from fmtprop.ops.matmul import MATMUL, MatMul
-from fmtprop.ops.max_pooling_training import MAX_POOLING_BACKWARD, MAX_POOLING_TRAINING
 from fmtprop.ops.normalization import (
     BATCH_NORMALIZATION,
     GROUP_NORMALIZATION,
@@ -63,8 +62,6 @@ OPS = (
     *RECURRENT_TRAINING,
     POOLING,
     POOLING_BACKWARD,
-    MAX_POOLING_TRAINING,
-    MAX_POOLING_BACKWARD,
     BATCH_NORMALIZATION,
     BATCH_NORMALIZATION_TRAINING,
     BATCH_NORMALIZATION_BACKWARD,

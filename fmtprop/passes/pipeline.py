@@ -22,7 +22,6 @@ from fmtprop.passes.keep_scores import KeepScores
 from fmtprop.passes.mark_exact import MarkExact
 from fmtprop.passes.mark_grids import MarkGrids
 from fmtprop.passes.nest_concats import NestConcats
-from fmtprop.passes.pair_max_poolings import PairMaxPoolings
 from fmtprop.passes.pair_quantization import PairQuantization
 from fmtprop.passes.precision import WidenPrecision
 from fmtprop.passes.recognise_functions import RecogniseFunctions
@@ -41,8 +40,6 @@ NORMALISE: tuple[Pass, ...] = (
     JoinWrites(),
     JoinGradients(),
     ReadVariance(),
-    # before MarkExact, which marks maxima of infinities
-    PairMaxPoolings(),
     # before constants are folded, which keeps a grid only where there is one already
     PairQuantization(),
     # weights behind views become weights

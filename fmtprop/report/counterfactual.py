@@ -18,7 +18,7 @@ from fmtprop.errors import FmtpropError
 from fmtprop.ir.aliasing import aliases
 from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
+from fmtprop.ir.node import Value
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.optimal import price, resolve_pins
 from fmtprop.passes.optimal.enumerate import enumerate_ways
@@ -26,6 +26,7 @@ from fmtprop.passes.optimal.problem import Problem, Solution, keeping
 from fmtprop.passes.optimal.solve import solve
 from fmtprop.passes.optimal.ways import Way
 from fmtprop.passes.target import Candidate
+from fmtprop.passes.without_formats import is_format_change, without_formats
 from fmtprop.targets.executable import Provider
 from fmtprop.targets.registry import provider, setting_for
 from fmtprop.tuning import TunedCosts, costs_for
@@ -98,7 +99,7 @@ class Rivals:
 
     def __init__(self, net: Compiled) -> None:
         self._formatted = net.graph
-        self.normal = _without_format_changes(net.graph)
+        self.normal = without_formats(net.graph)
         target = provider(net.options.target)()
         setting, self.costs = setting_for(target, net.options.boundary), _costs(net, self.normal, target)
         pins = resolve_pins(
@@ -246,21 +247,6 @@ class Rivals:
         """Return a tensor and its views of equal size: a reorder of a view would replace one of the tensor."""
         size = self.normal.type_of(tensor).size
         return [alias for alias in aliases(self.normal, tensor) if self.normal.type_of(alias).size == size]
-
-
-def is_format_change(node: Node) -> bool:
-    """Return whether a formatted node changes only the format: a reorder that is not in the model."""
-    choice = node.choice
-    return node.op == "reorder" and choice is not None and node.descs[0].dtype is choice.operands["src"].dtype
-
-
-def _without_format_changes(graph: Graph) -> Graph:
-    normal = graph.copy()
-    for node in graph.nodes():
-        if is_format_change(node):
-            normal.replace_uses(Value(node.name), normal.inputs(node.name)["src"])
-            normal.remove(node.name)
-    return normal.map_nodes(lambda node: node.with_(descs=(), choice=None))
 
 
 def _as_it_runs(normal: Graph, formatted: Graph) -> Mapping[str, Sequence[Candidate]]:

@@ -21,6 +21,7 @@ from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.ports import Role, port
 from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.passes.formats import describe
+from fmtprop.passes.without_formats import is_format_change
 from fmtprop.report.counterfactual import (
     FORCED,
     PAYS,
@@ -29,7 +30,6 @@ from fmtprop.report.counterfactual import (
     WASTED,
     Counterfactual,
     Rivals,
-    is_format_change,
 )
 from fmtprop.runtime.plan import Step
 from fmtprop.store import Store

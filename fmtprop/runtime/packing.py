@@ -15,8 +15,8 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.runtime.constants import ConstantStore, any_numbers_do
 from fmtprop.runtime.plan import Access
-from fmtprop.runtime.weights import Numbers
-from fmtprop.targets.memory import nbytes_of
+from fmtprop.runtime.weights import Numbers, origin_of
+from fmtprop.targets.memory import nbytes_of, view
 
 #: after packing so many bytes of weights, the originals' memory is returned to the system
 _TRIM_NBYTES = 16 << 20
@@ -100,7 +100,7 @@ class Packing:
                     self._drop(buffer)
         for buffer in sorted(self._wanted):
             value = self._values[buffer]
-            origin, desc = self._origin(value), self._graph.desc_of(value)
+            origin, desc = origin_of(self._graph, value), self._graph.desc_of(value)
             self._store.forms.note(origin, desc, self._flats[buffer], self._numbers_of(value))
         return {buffer: self._flats[buffer] for buffer in sorted(self._wanted)}
 
@@ -112,7 +112,9 @@ class Packing:
                 continue
             values = [self._values[buffer] for buffer in one.results]
             known = [
-                self._store.forms.find(self._origin(value), self._graph.desc_of(value), self._numbers_of(value))
+                self._store.forms.find(
+                    origin_of(self._graph, value), self._graph.desc_of(value), self._numbers_of(value)
+                )
                 for value in values
             ]
             flats = {buffer: flat for buffer, flat in zip(one.results, known, strict=True) if flat is not None}
@@ -123,16 +125,6 @@ class Packing:
                 needed |= {access.buffer for access in one.operands.values()}
         return found[::-1]
 
-    def _origin(self, value: Value) -> Value:
-        """Return the constant of which a value is another format."""
-        node = self._graph.node(value.node)
-        while node.op == "reorder":
-            source = self._graph.inputs(node.name)["src"]
-            if self._graph.desc_of(source).dtype is not node.descs[0].dtype:
-                break
-            value, node = source, self._graph.node(source.node)
-        return value
-
     def _numbers_of(self, value: Value) -> Numbers | None:
         """Return an identity of a constant value's numbers, in any format and data type."""
         node = self._graph.node(value.node)
@@ -141,7 +133,8 @@ class Packing:
         if node.op != "constant":
             return None
         if node.name not in self._numbers:
-            self._numbers[node.name] = self._store.forms.numbers(self._graph.constants[node.name])
+            # a plan from a file has no constants: all forms are known
+            self._numbers[node.name] = self._store.forms.numbers(self._graph.constants.get(node.name))
         return self._numbers[node.name]
 
     def _constant(self, one: Once) -> torch.Tensor:
@@ -154,7 +147,20 @@ class Packing:
         """Execute a node of constants now: weights are packed once."""
         operands = {name: (self._flats[access.buffer], access.desc) for name, access in one.operands.items()}
         self.packed.append(one.node)
-        return self._store.compute(one.node, operands, self._threads, one.unread)
+        results = self._store.compute(one.node, operands, self._threads, one.unread)
+        if one.node.op == "reorder" and not one.node.descs[0].takes_any_bytes:
+            self._keep_source(one, results[0])
+        return results
+
+    def _keep_source(self, one: Once, packed: torch.Tensor) -> None:
+        """Keep the source of a format that nobody can read back: other plans and files need its numbers."""
+        value, access = self._graph.inputs(one.node.name)["src"], one.operands["src"]
+        flat, desc = self._flats[access.buffer], self._graph.desc_of(value)
+        if packed.is_mkldnn and desc.is_plain:
+            numbers, read = view(flat, access.desc), packed.to_dense()
+            if numbers.shape == read.shape and torch.equal(numbers, read):
+                return
+        self._store.forms.keep(origin_of(self._graph, value), desc, flat.clone())  # it may be the caller's memory
 
     def _drop(self, buffer: int) -> None:
         """Drop bytes that nothing reads any more."""

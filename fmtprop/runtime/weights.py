@@ -14,6 +14,7 @@ import torch
 
 from fmtprop.errors import PlanError
 from fmtprop.ir.deferred import Deferred
+from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
 from fmtprop.ir.tensors import Constant, torch_dtype
 from fmtprop.layout import MemoryDesc, unpack
@@ -120,10 +121,12 @@ class PackedForms:
     def __init__(self, shared: SharedForms | None = None) -> None:
         self._known: WeakValueDictionary[tuple[Value, MemoryDesc], torch.Tensor] = WeakValueDictionary()
         self._shared = shared
+        #: forms that no plan reads, but from which others can be made
+        self._kept: list[torch.Tensor] = []
 
-    def numbers(self, data: Constant) -> Numbers | None:
+    def numbers(self, data: Constant | None) -> Numbers | None:
         """Return the key under which plans of other graphs know a constant, None where they do not."""
-        return self._shared.numbers(data) if self._shared is not None else None
+        return self._shared.numbers(data) if self._shared is not None and data is not None else None
 
     def find(self, origin: Value, desc: MemoryDesc, numbers: Numbers | None = None) -> torch.Tensor | None:
         """Return a constant in a format, None where no plan has it so."""
@@ -137,6 +140,19 @@ class PackedForms:
         self._known[origin, desc] = flat
         if self._shared is not None and numbers is not None:
             self._shared.note(numbers, desc, flat)
+
+    def keep(self, origin: Value, desc: MemoryDesc, flat: torch.Tensor) -> None:
+        """Take note of a constant in a format, and keep it: its other formats cannot be read back."""
+        self._kept.append(flat)
+        self.note(origin, desc, flat)
+
+    def is_kept(self, flat: torch.Tensor) -> bool:
+        """Return whether a form is kept although no plan reads it."""
+        return any(one is flat for one in self._kept)
+
+    def items(self) -> list[tuple[Value, MemoryDesc, torch.Tensor]]:
+        """Return the origin, the format and the bytes of every form."""
+        return [(origin, desc, flat) for (origin, desc), flat in list(self._known.items())]
 
     def origins(self) -> set[Value]:
         """Return the constants that can be read."""
@@ -152,6 +168,17 @@ class PackedForms:
             if known == origin and desc.kind == "blocked":
                 return partial(_dense, flat, desc)
         return partial(_refuse, origin)
+
+
+def origin_of(graph: Graph, value: Value) -> Value:
+    """Return the constant of which a value of a formatted graph is another format."""
+    node = graph.node(value.node)
+    while node.op == "reorder":
+        source = graph.inputs(node.name)["src"]
+        if graph.desc_of(source).dtype is not node.descs[0].dtype:
+            break
+        value, node = source, graph.node(source.node)
+    return value
 
 
 def _dense(flat: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:

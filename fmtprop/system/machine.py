@@ -6,6 +6,7 @@ import os
 import platform
 import resource
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -58,6 +59,22 @@ def last_level_cache_nbytes(caches: Path = _CACHES) -> int:
         except (OSError, ValueError):
             continue  # a size that cannot be read is ignored
     return max(sizes, default=_USUAL_CACHE_NBYTES)
+
+
+@lru_cache
+def cache_sizes(caches: Path = _CACHES) -> str:
+    """Return the sizes of the first CPU's caches as the system writes them, such as ``48K 32K 2048K 266240K``.
+
+    Examples
+    --------
+    >>> cache_sizes(Path("/nowhere"))
+    ''
+    """
+    sizes = []
+    for file in sorted(caches.glob("index*/size")):
+        with suppress(OSError):
+            sizes.append(file.read_text(encoding="ascii", errors="replace").strip())
+    return " ".join(sizes)
 
 
 def memory_nbytes(limits: Sequence[Path] = _MEMORY_LIMITS) -> int:

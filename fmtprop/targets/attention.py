@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import inf
 
 from fmtprop.jit import StandaloneKernel
 from fmtprop.jit.attention import AttentionKernel, Tensor, lanes_for
 from fmtprop.jit.attention_rows import AttentionRowsKernel
+from fmtprop.jit.attention_tiles import AttentionTilesKernel
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.attention import Attention
 from fmtprop.ops.building import operand_list
@@ -57,29 +58,36 @@ def _of_few_queries(attrs: Attention, request: Request) -> Iterator[_Way]:
 
 
 def _of_blocks(attrs: Attention, request: Request) -> Iterator[_Way]:
-    """Yield the kernel that treats vectors of queries."""
+    """Yield the kernel that treats tiles of queries where the machine has tiles, or else vectors of queries."""
     batch = request["dst"].dims[:-2]
     (queries, depth), (keys, width) = request["src"].dims[-2:], request["value"].dims[-2:]
     if not batch:
         return
     read = {name: _with_rows(request[name], -1) for name in ("src", "value")}
     read["key"] = _with_rows(request["key"], -2)
-    dtype = request["dst"].dtype
-    masks = [_mask(mask, lanes_for(width, dtype)) for mask in operand_list("mask", request)]
-    read |= {f"mask_{number}": mask for number, mask in enumerate(masks)}
-    asked = request["dst"]
+    asked, dtype = request["dst"], request["dst"].dtype
     dst = _heads_inside(asked) if asked.kind == "any" else asked
     if not _has_rows(dst, -1) or dst.has_broadcast:
         return
-    kernel = AttentionKernel(
-        *(batch, queries, keys, depth, width, attrs.scale, attrs.limit, attrs.lowest),
-        src=_tensor(read["src"], -2),
-        key=_tensor(read["key"], -1),
-        value=_tensor(read["value"], -2),
-        dst=_tensor(dst, -2),
-        masks=tuple(_tensor(mask, -1 if mask.is_plain else None) for mask in masks),
-        dtype=dtype,
-    )
+
+    def made(kind: type[AttentionKernel], masks: Iterable[Tensor]) -> AttentionKernel:
+        return kind(
+            *(batch, queries, keys, depth, width, attrs.scale, attrs.limit, attrs.lowest),
+            src=_tensor(read["src"], -2),
+            key=_tensor(read["key"], -1),
+            value=_tensor(read["value"], -2),
+            dst=_tensor(dst, -2),
+            masks=tuple(masks),
+            dtype=dtype,
+        )
+
+    given = operand_list("mask", request)
+    masks = [_with_rows(mask, -1) for mask in given]
+    kernel = made(AttentionTilesKernel, (_tensor(mask, None if mask.dims[-2] == 1 else -2) for mask in masks))
+    if not kernel.is_offered:
+        masks = [_mask(mask, lanes_for(width, dtype)) for mask in given]
+        kernel = made(AttentionKernel, (_tensor(mask, -1 if mask.is_plain else None) for mask in masks))
+    read |= {f"mask_{number}": mask for number, mask in enumerate(masks)}
     yield kernel, {name: read[name] for name in request if name != "dst"}, (dst,)
 
 

@@ -69,7 +69,6 @@ class Rival:
                 raise
             step.leave(str(error))
             return self._unchanged
-        dnnl.drop_code()  # of the compilation
         if step.net is None:
             return self._unchanged
         if self._compare is None or not _has_room(step.net.plan.arena_nbytes):
@@ -147,5 +146,5 @@ def rival_of(options: Options) -> Compare | None:
     PyTorch has no other policy, and saves what ``memory="recompute"`` does not.
     """
     tuning = options.tuning
-    asked = options.confirm and (tuning.costs != "model" or tuning.is_patient)
+    asked = options.races and (tuning.costs != "model" or tuning.is_patient)
     return compare if asked and options.policy == OPTIMAL and options.memory == "save" else None

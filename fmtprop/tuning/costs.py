@@ -24,11 +24,14 @@ from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.executable import Provider
 from fmtprop.tuning.identity import describe, describe_reorder, group_of, identity_of, is_timed
 from fmtprop.tuning.measure import Bench, Job, Progress, job_of, job_of_reorder
-from fmtprop.tuning.peaks import keys_of_peaks, peaks
+from fmtprop.tuning.peaks import keys_of_peaks, nominal_peaks, peaks
 from fmtprop.tuning.roofline import CACHE_NBYTES, ModelCosts
 
 #: values of the option `tune`
 TUNES = ("auto", "model", "measure", "remeasure")
+
+#: modelled costs by figures that are not measured: the same in every process
+NOMINAL = "nominal"
 
 #: values with which unknown costs are measured
 MEASURING = ("measure", "remeasure")
@@ -99,10 +102,10 @@ def costs_for(
 
     Parameters
     ----------
-    tune : {"auto", "model", "measure", "remeasure"}
-        ``"model"`` measures only the machine's peaks, once. ``"measure"`` measures the figures that the cache lacks.
-        ``"remeasure"`` measures all figures and replaces the cache's. ``"auto"`` uses the cache's figures if it has
-        all for a node, and the model otherwise.
+    tune : {"auto", "model", "measure", "remeasure", "nominal"}
+        ``"nominal"`` measures nothing at all (``deterministic=True``), ``"model"`` only the machine's peaks, once.
+        ``"measure"`` measures the figures that the cache lacks. ``"remeasure"`` measures all figures and replaces the
+        cache's. ``"auto"`` uses the cache's figures if it has all for a node, and the model otherwise.
     weights_nbytes : int
         Bytes of all weights of the network; they decide from which level of memory weights come.
     activations_nbytes : int, optional
@@ -127,11 +130,14 @@ def costs_for(
     FmtpropError
         There is no such `tune`.
     """
-    if tune not in TUNES:
+    if tune not in (*TUNES, NOMINAL):
         raise FmtpropError(f"unknown tune {tune!r}; known: {', '.join(TUNES)}")
     known, target = store if store is not None else Store(), target or OneDnnTarget()
     model = target.model()
+    if model is None and tune == NOMINAL:
+        model = ModelCosts(nominal_peaks(), weights_nbytes, dnnl.lib().lanes)
     model = model if model is not None else _roofline(known, weights_nbytes, activations_nbytes)
+    tune = "model" if tune == NOMINAL else tune
     return TunedCosts(model, known, tune, weights_nbytes, inf if budget is None else budget, progress, target)
 
 

@@ -50,6 +50,11 @@ _SLOWEST_CALL_SECONDS = 1e-4
 #: (further threads may add nothing: a virtual CPU is not always a core)
 _LEAST_CYCLES_PER_SECOND = 1e9
 
+#: figures of no machine but between those of many: cycles a second; bytes that a thread reads from caches and from
+#: memory a second, and threads that all of it serves; seconds of a call
+_NOMINAL_CYCLES_PER_SECOND, _NOMINAL_NEAR, _NOMINAL_FAR = 3e9, 2e10, 1e10
+_NOMINAL_READERS, _NOMINAL_CALL_SECONDS = 8, 1e-6
+
 #: data types with a separate figure of arithmetic
 _TYPES = (DataType.F32, DataType.BF16, DataType.U8)
 
@@ -128,6 +133,18 @@ def peaks(store: Store, footprint: int = FOOTPRINTS[-1]) -> Peaks:
         known["copying"],
         known["call"],
     )
+
+
+def nominal_peaks() -> Peaks:
+    """Return figures that follow from instruction set and threads alone: the same in every process."""
+    library = dnnl.lib()
+    flops = 4.0 * library.lanes * _NOMINAL_CYCLES_PER_SECOND * library.threads
+    found = dict.fromkeys(_types(), flops)
+    if DataType.BF16 in found:  # pairs of products, or tiles of them
+        found[DataType.BF16] = flops * (8 if "amx" in str(library.isa) else 2)
+    near, far = (speed * min(library.threads, _NOMINAL_READERS) for speed in (_NOMINAL_NEAR, _NOMINAL_FAR))
+    reading = {FOOTPRINTS[0]: near, FOOTPRINTS[1]: near, FOOTPRINTS[-1]: far}
+    return Peaks(found, reading, near, _NOMINAL_CALL_SECONDS * (1 if library.threads == 1 else 2))
 
 
 def improve(store: Store) -> bool:

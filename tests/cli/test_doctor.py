@@ -7,7 +7,7 @@ import json
 from fmtprop import dnnl
 from fmtprop.dnnl import doctor
 from fmtprop.errors import LoadError
-from fmtprop.jit import unavailable
+from fmtprop.jit import no_tiles, unavailable
 from tests.cli.command import fmtprop
 
 
@@ -16,6 +16,7 @@ def test_doctor(capsys):
     assert (code, err) == (0, "")
     assert f"instruction set  {dnnl.lib().isa}" in out
     assert ("own kernels      yes" in out) == (not unavailable())
+    assert f"AMX tiles        {f'no: {unavailable() or no_tiles()}' if unavailable() or no_tiles() else 'yes'}" in out
 
 
 def test_doctor_json(capsys):
@@ -24,6 +25,7 @@ def test_doctor_json(capsys):
     assert code == 0
     assert data["isa"] == dnnl.lib().isa and data["data_types"]["f32"] is True
     assert data["kernels"] == (not unavailable())
+    assert data["tiles"] == (not unavailable() and not no_tiles())
 
 
 def test_no_library_is_code_1_and_says_what_to_install(capsys, monkeypatch):

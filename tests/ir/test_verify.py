@@ -381,7 +381,8 @@ def quantized(stored, read):
             "choice": Choice("onednn", "reorder:jit:uni", {"src": plain}),
         },
         "back": {
-            "descs": (plain,), "grids": {"src": read, "dst": read}, "choice": Choice("onednn", "jit:uni", {"src": written}),
+            "descs": (plain,), "grids": {"src": read, "dst": read},
+            "choice": Choice("onednn", "jit:uni", {"src": written}),
         },
         graph.output_nodes[0].name: {"choice": Choice("boundary", "output", {"src": plain})},
     }  # fmt: skip

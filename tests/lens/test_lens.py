@@ -210,7 +210,7 @@ def test_the_costliest_module_of_a_program_runs_in_other_ways(script):
     assert done.returncode == 0 and "measuring Net in other ways" in done.stderr, done.stderr
     data = json.loads(done.stdout)
     eager, last, ours = data["variants"]
-    assert data["subject"] == "Net" and data["channels_last"]["low_seconds"] <= data["channels_last"]["seconds"]
+    assert data["subject"] == "Net"
     assert ours["reorders"] < eager["reorders"] == data["reorders"]["count"] and last["gain"] and not ours["failure"]
     assert "Net in other ways, measured in turns" in lens_from(data).to_text()
     assert json.loads(lens_from(data).to_json()) == data
@@ -304,35 +304,6 @@ def test_real_networks_are_attributed(family, name):
     assert lens.attributed_share >= 0.99 and lens.reorders > 10
     eager, last = lens.variants
     assert last.reorders < eager.reorders
-    noise = 0.5 * sum(gain.high_seconds - gain.low_seconds for gain in (lens.channels_last, last.gain))
-    assert noise < 0.1 * eager.seconds, "the machine is too busy"
-    assert lens.channels_last.seconds == pytest.approx(last.gain.seconds, rel=0.2, abs=noise)
-
-
-def test_what_channels_last_should_save(monkeypatch):
-    """On a clock that an operator of our own turns: by 3 seconds in row-major, by 1 in channels-last."""
-    clock = [0.0]
-    monkeypatch.setattr("fmtprop.lens.shadow.perf_counter", lambda: clock[0])
-
-    class Slow(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.ops.lens_test.slow(x)
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        clock[0] += 3 if x.is_contiguous() else 1
-        return x.clone()
-
-    library = torch.library.Library("lens_test", "DEF")
-    library.define("slow(Tensor x) -> Tensor")
-    library.impl("slow", run, "CPU")
-    conv, flat = torch.nn.Conv2d(3, 16, 3), torch.nn.Flatten()
-    net = torch.nn.Sequential(conv, Slow(), torch.nn.ReLU(inplace=True), Slow(), flat, Slow()).eval()
-    lens = fp.explain_torch(net, INPUT, variants=[])
-    assert lens.channels_last.seconds == 4, "the last one runs in row-major all the same"
-    text = " ".join(lens.to_text().split())
-    assert "should save time of a run: 4000.000 ms [4000.000, 4000.000]" in text
-    last = INPUT.to(memory_format=torch.channels_last)
-    assert fp.explain_torch(Slow().eval(), last, variants=[]).channels_last.seconds == 0
 
 
 def test_a_gain_has_an_interval():
@@ -342,8 +313,6 @@ def test_a_gain_has_an_interval():
     assert gain.is_narrow(run_seconds=100.0)
     unsure = gain_of([[1.0], [-1.0], [2.0], [-2.0], [0.0]])
     assert unsure.low_seconds < 0 < unsure.high_seconds and not unsure.is_narrow(run_seconds=10.0)
-    told = " ".join(lens_of("x", [], channels_last=unsure).to_text().split())
-    assert f"within the noise: {unsure}" in told
 
 
 @pytest.mark.parametrize(

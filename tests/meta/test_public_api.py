@@ -32,6 +32,7 @@ PUBLIC = {
     "from_torch",
     "inspect",
     "load",
+    "load_plan",
     "onnx",
     "save",
     # errors

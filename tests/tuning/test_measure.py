@@ -22,6 +22,7 @@ from fmtprop.passes.target import Candidate
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.bound import Bound, Place, Stream
 from fmtprop.targets.executable import Executable, Implementation
+from fmtprop.targets.memory import renew
 from fmtprop.tuning.identity import is_timed
 from fmtprop.tuning.measure import Bench, Job, job_of, job_of_reorder
 
@@ -81,8 +82,11 @@ class Timed(Implementation):
     takes_any_numbers = True
     repro = ""
 
-    def __init__(self, run: Callable[[Mapping[str, Place]], None]) -> None:
-        self.run = run
+    def __init__(self, run: Callable[[Mapping[str, Place]], None], has_residual: bool = False) -> None:
+        self.run, self.has_residual = run, has_residual
+
+    def residual(self, node: Node) -> str | None:
+        return "post_op_0" if self.has_residual else None
 
     def target(self) -> OneDnnTarget:
         return OneDnnTarget()
@@ -164,19 +168,64 @@ def test_weights_move_on_through_all_of_their_buffer(clock: list[float]) -> None
     assert len(seen) > 2 * places and seen[:places] == seen[places : 2 * places], "and again from the start"
 
 
-def test_memory_holds_numbers_in_every_type(clock: list[float]) -> None:
-    def look(places: Mapping[str, Place]) -> None:
-        clock[0] += 1e-5
-        for name in ("src", "weights"):
-            memory = places[name].memory.tensor[: 1 << 12]
-            for dtype in (torch.float32, torch.bfloat16):
-                numbers = memory.view(dtype).float()
-                assert numbers.isfinite().all() and numbers.abs().max() <= 1.01
-                assert (numbers[numbers != 0].abs() > 1e-8).all(), "no denormals"
-            assert memory.view(torch.float16).float().isfinite().all()
+def is_normal(memory: torch.Tensor, dtype: torch.dtype) -> bool:
+    numbers = memory.view(dtype)
+    smallest = torch.finfo(dtype).smallest_normal
+    return bool(numbers.isfinite().all() and ((numbers == 0) | (numbers.abs() >= smallest)).all())
 
-    job = timed("looked at", look, channels=8)
-    assert Bench([job], 1 << 20).seconds([[job]], perf_counter() + FAR)
+
+NARROW = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_jobs_read_normal_numbers_whatever_others_leave(clock: list[float], residual: bool) -> None:
+    seen: list[str] = []
+
+    def look_and_spoil(places: Mapping[str, Place]) -> None:
+        clock[0] += 1e-5
+        for name in ("src", "weights", "dst") if residual else ("src", "weights"):
+            memory = places[name].memory.tensor[: 1 << 12]
+            assert all(is_normal(memory, dtype) for dtype in NARROW), name
+            seen.append(name)
+        for name, bits in (("dst", 0x00010001), ("src", 0x7F807F80)):  # denormals, infinities
+            places[name].memory.tensor.view(torch.int32).fill_(bits)
+
+    node, (candidate, *_) = ways(8, 14, residual)
+    jobs = [
+        replace(job_of(key, node, candidate), node=node.with_(descs=candidate.results, choice=replaced))
+        for key in ("one", "other")
+        for replaced in [replace(candidate, handle=Timed(look_and_spoil, residual)).choice("test")]
+    ]
+    assert Bench(jobs, 1 << 20).seconds([jobs], perf_counter() + FAR).keys() == {"one", "other"}
+    assert set(seen) == {"src", "weights", "dst"} - ({"dst"} if not residual else set())
+
+
+def test_results_are_normal_after_each_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum whose result is its own operand does not grow, however often it runs."""
+    tensors: list[torch.Tensor] = []
+    honest = Bound.seconds
+
+    def spied(bound: Bound, stream: Stream) -> float:
+        seconds = honest(bound, stream)
+        assert all(is_normal(memory, torch.float32) for memory in tensors)
+        return seconds
+
+    monkeypatch.setattr(Bound, "seconds", spied)
+    jobs = [job for residual in (False, True) for job in jobs_of(16, 14, residual)]
+    bench = Bench(jobs, 1 << 20)
+    used = max(job.activations_nbytes for job in jobs)
+    bench._activations.view(torch.int32).fill_(0x00010001)
+    tensors.append(bench._activations[: used - used % 4])
+    for job in jobs:
+        start = sum(operand.desc.nbytes for operand in job.operands if operand.kind != "parameter")
+        tensors[:] = [bench._activations[: start - start % 64]]
+        assert bench.seconds([[job]], perf_counter() + FAR)
+
+
+def test_operands_that_must_be_positive_are() -> None:
+    words = torch.tensor([-2.0, 1e-40, float("nan"), 3.0]).view(torch.int32)
+    renew(words, positive=True)
+    assert (words.view(torch.float32) > 0).all() and is_normal(words.view(torch.uint8), torch.bfloat16)
 
 
 def test_ways_that_read_packed_weights_are_not_timed_on_random_bytes() -> None:

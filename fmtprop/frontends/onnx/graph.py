@@ -21,8 +21,7 @@ from fmtprop.frontends.onnx import limits
 from fmtprop.frontends.onnx.elements import element_type, torch_dtype, type_name
 from fmtprop.frontends.onnx.operators.values import is_repeated
 from fmtprop.frontends.onnx.program import ContradictionError, Program
-from fmtprop.frontends.onnx.recording import Again, Recorded, Recording, Traced
-from fmtprop.frontends.onnx.templates import Learned
+from fmtprop.frontends.onnx.recording import Recorded, Recording, Traced
 from fmtprop.frontends.torch_call import by_schema, parts_of, tensor_type
 from fmtprop.frontends.torch_log import held_back
 from fmtprop.ir.deferred import SMALL_NBYTES
@@ -192,21 +191,9 @@ def _imported(
     importer = CallImporter(graph)
     used = _used_results(recording, results)
     values.has_parts = any(at.dtype.is_complex for call in recording.calls for at in tensors_in(call.result))
-    learned: dict[int, Learned] = {one.first: one for one in recording.learned}
-    present, size = None, 0
     for index, call in enumerate(recording.calls):
         values.origin = call.origin
-        given = call if isinstance(call, Again) else learned.get(index)
-        arguments = () if given is None else given.arguments  # in this order, made again or not
-        operands = [values.of(at) if isinstance(at, Traced) else None for at in arguments]
-        if isinstance(call, Again):
-            values.set(call.result, call.template.add(graph, operands, call.origin))
-            continue
-        if index in learned:
-            present, size, importer.has_read = learned[index], len(graph), False
         values.set(call.result, importer.add(_found(call, index, values, used)))
-        if present is not None and index + 1 == present.end and not importer.has_read:
-            present.keep(graph, graph.newest(len(graph) - size), values.known_value)
     for output, result in zip(outputs, results, strict=True):
         graph.output(values.of(result), output if output not in graph else graph.fresh_name(output))
     graph.remove_dead()
@@ -216,12 +203,11 @@ def _imported(
 
 def _used_results(recording: Recording, results: Sequence[torch.Tensor]) -> set[int]:
     """Return the identities of all tensors that are read; of none if no call has several results."""
-    if all(isinstance(call, Again) or isinstance(call.result, torch.Tensor) for call in recording.calls):
+    if all(isinstance(call.result, torch.Tensor) for call in recording.calls):
         return set()
     found = set(map(id, results))
     for call in recording.calls:
-        read = call.arguments if isinstance(call, Again) else (call.args, call.kwargs)
-        found |= {id(tensor) for tensor in tensors_in(read)}
+        found |= {id(tensor) for tensor in tensors_in((call.args, call.kwargs))}
     return found
 
 
@@ -278,10 +264,6 @@ class _Values:
             self.known[id(tensor)] = value
         else:
             self.known |= zip(map(id, tensor), value, strict=True)
-
-    def known_value(self, argument: Any) -> Any:
-        """Return the value of a tensor that a call has or has made; None for another one."""
-        return self.known.get(id(argument))
 
     def of(self, argument: Any) -> Any:
         """Return an argument with values for tensors."""

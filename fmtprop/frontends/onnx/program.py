@@ -8,7 +8,6 @@ computed outside of the tracer. This module must not know about files or graphs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -21,7 +20,6 @@ from fmtprop.frontends.onnx.reading import Source
 from fmtprop.frontends.onnx.recording import Recording
 from fmtprop.frontends.onnx.reference import result_nbytes, run_node
 from fmtprop.frontends.onnx.steps import Body, Step, body_of, expanded, keywords
-from fmtprop.frontends.onnx.templates import run_step
 from fmtprop.ir.tensors import map_tensors
 from fmtprop.ops.without_data import without_data
 from fmtprop.system.machine import memory_nbytes
@@ -234,7 +232,7 @@ class _Run:
             raise DataDependentError(f"{step.label}: whether it runs on its indices or its divisor")
         arguments = recording.traced(arguments)
         recording.origin = step.name
-        return run_step(step, arguments, recording, partial(self._make, step, arguments, scope))
+        return self._make(step, arguments, scope)
 
     def _make(self, step: Step, arguments: list[Any], scope: Mapping[str, Any]) -> Any:
         function = step.function

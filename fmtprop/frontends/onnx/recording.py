@@ -49,28 +49,6 @@ class Recorded:
     origin: str
 
 
-@dataclass(slots=True, eq=False)
-class Again:
-    """Calls that a template stands for.
-
-    Parameters
-    ----------
-    template : Template
-        The nodes to add.
-    arguments : sequence
-        Operands of the ONNX node.
-    result : list
-        Its results.
-    origin : str
-        The ONNX node.
-    """
-
-    template: Any
-    arguments: Sequence[Any]
-    result: list[Any]
-    origin: str
-
-
 class Traced(torch.Tensor):
     """A tensor without data, or a constant; PyTorch's functions on it are recorded."""
 
@@ -104,27 +82,15 @@ class Recording:
 
     Attributes
     ----------
-    calls : list of Recorded or Again
+    calls : list of Recorded
         The calls so far.
     origin : str
         The ONNX node that makes the present calls.
-    steps : int
-        Number of ONNX nodes so far.
-    learned : list
-        Nodes that may become templates.
-    readable : frozenset of int
-        Identities of the operands that a node's function may read.
-    has_read : bool
-        Whether it has read the numbers of another constant.
     """
 
     def __init__(self) -> None:
-        self.calls: list[Recorded | Again] = []
+        self.calls: list[Recorded] = []
         self.origin = ""
-        self.steps = 0
-        self.learned: list[Any] = []
-        self.readable: frozenset[int] = frozenset()
-        self.has_read = False
         #: by identity of a constant with recorded calls: the constant; by that of a plain constant: the other form
         self._plain: dict[int, torch.Tensor] = {}
         self._traced: dict[int, tuple[Traced, torch.Tensor]] = {}
@@ -183,19 +149,17 @@ class Recording:
         first = len(self.calls)
         with _Dispatched():
             result = func(*args, **kwargs)
-        if next(tensors_in(result), None) is None:  # perhaps the numbers of a constant
-            self.has_read |= any(not at.is_meta and id(at) not in self.readable for at in tensors)
         if len(self.calls) == first + 1 and self.calls[first].result is result:
-            call: Any = self.calls[first]
+            call = self.calls[first]
             by_kinds = isinstance(func, BuiltinFunctionType | MethodDescriptorType) and func.__name__ not in _BY_STRIDES
             if by_kinds and _same_arguments(call, args, kwargs):
-                keep(_OVERLOADS, kinds, call.target)
+                _keep(_OVERLOADS, kinds, call.target)
             # all given tensors, no others: it has neither read the numbers of one nor made one
             elif (places := {id(at): place for place, at in enumerate(tensors)}).keys() == set(
                 map(id, tensors_in((call.args, call.kwargs)))
             ):
                 arguments = map_tensors((call.args, call.kwargs), lambda tensor: _Place(places[id(tensor)]))
-                keep(_CALLS, key, (call.target, *arguments))
+                _keep(_CALLS, key, (call.target, *arguments))
         return result
 
     def add(self, target: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -203,20 +167,12 @@ class Recording:
         kwargs = dict(kwargs)
         result = result_of(target, args, kwargs)
         if not isinstance(result, torch.Tensor | list | tuple):  # numbers of a constant
-            self.has_read = True
             return result
         found = self.traced(result)
         self.calls.append(Recorded(target, args, kwargs, found, self.origin))
         if len(self.calls) > limits.CALLS:
             raise ImportModelError(f"node {self.origin}: the model would become more than {limits.CALLS} calls")
         return found
-
-
-def note_read(value: torch.Tensor) -> None:
-    """Note that a function reads the numbers of a constant."""
-    recording = _present.recording
-    if recording is not None and isinstance(value, Traced) and id(value) not in recording.readable:
-        recording.has_read = True
 
 
 class _Present(threading.local):
@@ -234,11 +190,9 @@ _OVERLOADS: dict[Any, OpOverload] = {}
 #: overload and arguments by function, values, and types and shapes of tensors, for all other functions of one call
 _CALLS: dict[Any, tuple[OpOverload, Any, Any]] = {}
 _MOST_KEPT: Final = 4096
-#: most elements of a constant that a function may read; with more, it is read at each load
-FEW_ELEMENTS: Final = 64
 
 
-def keep(table: dict[Any, Any], key: Any, value: Any) -> None:
+def _keep(table: dict[Any, Any], key: Any, value: Any) -> None:
     """Keep a value in a table of bounded size."""
     if len(table) >= _MOST_KEPT:
         table.clear()

@@ -55,4 +55,5 @@ def _operations(node: Node, candidate: Candidate) -> float:
     operands, dst, linear = candidate.operands, candidate.results[0], linear_of(node)
     if linear is None:
         return float(prod(dst.dims))
-    return 2.0 * linear.products(operands["src"].dims, operands["weights"].dims, dst.dims)
+    src, weights, result = (operands.get(role, dst).dims for role in linear.roles)
+    return 2.0 * linear.products(src, weights, result)

@@ -34,8 +34,6 @@ class TorchFunction(Implementation):
         Whether a result may be an operand or a view of one; such a result is copied.
     takes_any_numbers : bool
         As for every implementation.
-    workspace : callable, optional
-        Returns a workspace that it can read.
     """
 
     call: Callable[..., Any]
@@ -43,7 +41,6 @@ class TorchFunction(Implementation):
     call_into: Callable[..., Any] | None = None
     may_share: bool = False
     takes_any_numbers: bool = False
-    workspace: Callable[[], torch.Tensor] | None = None
 
     makes_results = True
     identity = MappingProxyType({"torch": torch.__version__})
@@ -71,8 +68,7 @@ class TorchFunction(Implementation):
         """Return whether it is more than a copy, a check may choose its numbers, and their type has a tolerance."""
         if node.op == "reorder" or not opdef(node.op).checkable(node.attrs):
             return False
-        read = zip(node.results, node.descs, strict=True)
-        return all(type_.dtype.is_floating for type_, desc in read if not desc.is_workspace)
+        return all(type_.dtype.is_floating for type_ in node.results)
 
 
 class _FunctionExecutable(Executable):
@@ -108,8 +104,6 @@ class _FunctionExecutable(Executable):
 
     def lay_out(self, node: Node, name: str, tensor: torch.Tensor) -> torch.Tensor:
         desc = None if node.choice is None else node.choice.operands[name]
-        if desc is not None and desc.is_workspace and self._kernel.workspace is not None:
-            return self._kernel.workspace()
         recipe: Any = None if desc is None else packing_of(desc)
         given: torch.Tensor = tensor.to_mkldnn() if recipe is None else recipe.pack(tensor)
         return given

@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.onnx import limits
-from fmtprop.frontends.onnx.recording import note_read
 from fmtprop.ops.without_data import has_unknown
 
 
@@ -72,7 +71,6 @@ def data(value: torch.Tensor, subject: str) -> np.ndarray[Any, Any]:
     """
     if not is_known(value):
         raise DataDependentError(subject)
-    note_read(value)
     with torch._C.DisableTorchFunctionSubclass():  # no call of a traced constant
         if not _len_torch_dispatch_stack():
             return _array(value)

@@ -1,0 +1,296 @@
+"""Plan files: the same model in another process, with the same implementations and equal bits."""
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+import warnings
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import fmtprop as fp
+from fmtprop import dnnl
+from fmtprop.errors import PlanError, UnsupportedOpError
+from fmtprop.layout import DataType, MemoryDesc
+
+
+class Pair(NamedTuple):
+    """Two results."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+
+
+class Nested(torch.nn.Module):
+    """Arguments and results in dictionaries and a named tuple."""
+
+    def forward(self, x, masks, *, scale=2.0):
+        return {"pair": Pair(x.relu() * scale, x.sigmoid() + masks["a"]), "rest": [masks["b"].sum(1)]}
+
+
+class Lookup(torch.nn.Module):
+    """Operators that only PyTorch has, with indices among the constants."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(11, 8)
+        self.register_buffer("order", torch.tensor([3, 1, 0, 2]))
+
+    def forward(self, tokens):
+        return torch.cumsum(self.table(tokens)[:, self.order], 1).sort(-1)
+
+
+def convolutions():
+    """Convolutions with batch norms, a residual sum, a concat, and a pooling."""
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = torch.nn.Conv2d(3, 17, 3, padding=1)
+            self.norm = torch.nn.BatchNorm2d(17)
+            self.second = torch.nn.Conv2d(17, 17, 3, padding=1)
+            self.third = torch.nn.Conv2d(34, 8, 1)
+
+        def forward(self, x):
+            x = self.norm(self.first(x)).relu()
+            x = torch.cat((x, self.second(x) + x), 1)
+            return torch.nn.functional.max_pool2d(self.third(x), 2).flatten(1)
+
+    torch.manual_seed(0)
+    return Net(), (torch.randn(2, 3, 16, 16),)
+
+
+MODELS = {
+    "convolutions": convolutions,
+    "linear": lambda: (torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.GELU()), (torch.randn(4, 24),)),
+    "lstm": lambda: (torch.nn.LSTM(16, 32, 2), (torch.randn(5, 3, 16),)),
+    "gru": lambda: (torch.nn.GRU(16, 32), (torch.randn(5, 3, 16),)),
+    "attention": lambda: (torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), (torch.randn(2, 7, 32),)),
+    "lookup": lambda: (Lookup(), (torch.randint(0, 11, (3, 4)),)),
+    "transposed": lambda: (torch.nn.ConvTranspose2d(6, 10, 3, stride=2), (torch.randn(1, 6, 9, 9),)),
+    "grouped": lambda: (torch.nn.Conv2d(8, 16, 3, groups=4), (torch.randn(1, 8, 9, 9),)),
+    "constant": lambda: (Constant(), (torch.randn(3),)),
+}
+
+
+class Constant(torch.nn.Module):
+    """A result that depends on no input."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.arange(3.0))
+
+    def forward(self, x):
+        return x + self.weight.exp(), self.weight * 2
+
+
+def choices(net):
+    """Return what decides the numbers of each step."""
+    return [(step.node.name, step.target, step.node.choice.impl, step.node.descs) for step in net.plan.steps]
+
+
+def check_same(net, again, inputs):
+    """Check that a loaded model is the saved one."""
+    assert choices(again) == choices(net)
+    assert again.plan.buffers == net.plan.buffers
+    for got, expected in zip(again.run_flat(inputs), net.run_flat(inputs), strict=True):
+        assert torch.equal(got, expected)
+
+
+def saved(net, tmp_path, name="model.fmtplan"):
+    """Return the path of a model's plan file."""
+    net.save(tmp_path / name)
+    return tmp_path / name
+
+
+@pytest.mark.parametrize("target", ["onednn", "mkldnn"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_loaded_plan_is_the_saved_one(name, target, tmp_path):
+    """Implementations, buffers and bits."""
+    module, args = MODELS[name]()
+    net = fp.compile(module.eval(), args, target=target, tune="model", confirm=False)
+    path = saved(net, tmp_path)
+    again = fp.load_plan(path, on_mismatch="error")
+    check_same(net, again, list(args))
+    again.save(tmp_path / "again.fmtplan")
+    check_same(net, fp.load_plan(tmp_path / "again.fmtplan", on_mismatch="error"), list(args))
+
+
+@pytest.mark.skipif(not dnnl.supports(DataType.BF16), reason="this CPU has no bf16")
+def test_bf16(tmp_path):
+    """Packed weights of another type than the module's."""
+    module, args = convolutions()
+    net = fp.compile(module.eval(), args, "bf16", tune="model", confirm=False)
+    again = fp.load_plan(saved(net, tmp_path), on_mismatch="error")
+    check_same(net, again, args)
+    assert again.precision == "bf16"
+
+
+def test_options_and_structures(tmp_path):
+    """Pins, formats at the boundary, exact special values; nested arguments and results."""
+    x = torch.randn(2, 16, 8, 8)
+    boundary = {"output_1": MemoryDesc((2, 16, 8, 8), tag="acdb")}
+    module = torch.nn.Conv2d(16, 16, 3, padding=1)
+    net = fp.compile(module, (x,), boundary=boundary, special_values="exact", verify="off", tune="model")
+    again = fp.load_plan(saved(net, tmp_path), on_mismatch="error")
+    check_same(net, again, [x])
+    assert again.options == net.options
+    assert again.certificate == net.certificate
+    args, kwargs = (torch.randn(2, 3), {"a": torch.ones(3), "b": torch.ones(2, 3)}), {"scale": 2.0}
+    net = fp.compile(Nested(), args, kwargs=kwargs, tune="model")
+    result = fp.load_plan(saved(net, tmp_path), on_mismatch="error")(*args, **kwargs)
+    expected = net(*args, **kwargs)
+    assert isinstance(result["pair"], Pair)
+    assert torch.equal(result["pair"].high, expected["pair"].high)
+    assert torch.equal(result["rest"][0], expected["rest"][0])
+
+
+def test_a_loaded_plan_reports_and_runs_with_other_threads(tmp_path):
+    """What a model can do besides running."""
+    module, args = convolutions()
+    net = fp.compile(module.eval(), args, tune="model", confirm=False)
+    again = fp.load_plan(saved(net, tmp_path), on_mismatch="error")
+    report, expected = again.report(repeats=1), net.report(repeats=1)
+    assert [row.impl for row in report.steps] == [row.impl for row in expected.steps]
+    assert [row.name for row in report.packing] == [row.name for row in expected.packing]
+    assert again.prepare(torch.get_num_threads() + 1).threads == torch.get_num_threads() + 1
+    again.compilation.with_constants()
+    with again.throughput(2) as pool:
+        for result in pool.map([args[0]] * 3):
+            torch.testing.assert_close(result, net(*args))
+
+
+def test_pickle_copy_and_torch_save(tmp_path):
+    """All carry the bytes of a plan file."""
+    module, args = convolutions()
+    net = fp.compile(module.eval(), args, tune="model", confirm=False)
+    for protocol in (2, pickle.HIGHEST_PROTOCOL):
+        check_same(net, pickle.loads(pickle.dumps(net, protocol)), args)
+    buffers = []
+    data = pickle.dumps(net, 5, buffer_callback=buffers.append)
+    assert len(data) < 1000
+    check_same(net, pickle.loads(data, buffers=buffers), args)
+    file = io.BytesIO()
+    torch.save({"net": net}, file)
+    file.seek(0)
+    check_same(net, torch.load(file, weights_only=False)["net"], args)
+    check_same(net, copy.deepcopy(net), args)
+    assert copy.deepcopy(net).plan is net.plan
+
+
+SPAWNED = """
+import sys, torch, fmtprop as fp
+net = fp.load_plan(sys.argv[1], on_mismatch="error")
+torch.manual_seed(1)
+result = net(torch.randn(2, 3, 16, 16))
+print(result.view(torch.int32).sum().item(), sorted(m for m in ("networkx", "scipy", "sympy") if m in sys.modules))
+"""
+
+
+def test_another_process_gives_equal_bits_and_imports_little(tmp_path):
+    """Neither networkx nor a solver is needed."""
+    module, args = convolutions()
+    net = fp.compile(module.eval(), args, tune="model", confirm=False)
+    path = saved(net, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SPAWNED, str(path)], capture_output=True, text=True, check=True
+    )
+    torch.manual_seed(1)
+    result = net(torch.randn(2, 3, 16, 16))
+    assert done.stdout.split() == [str(result.view(torch.int32).sum().item()), "[]"]
+
+
+def test_weights_are_in_the_file_once(tmp_path):
+    """A packed form is shared by all its readers."""
+    layer = torch.nn.Linear(512, 512)
+    net = fp.compile(torch.nn.Sequential(layer, torch.nn.ReLU(), layer), torch.randn(8, 512), tune="model")
+    assert saved(net, tmp_path).stat().st_size < 1.5 * 4 * 512 * 512
+
+
+def test_a_plan_for_other_threads_is_made_again(tmp_path):
+    """With one warning that says what differs; or an error."""
+    module, args = convolutions()
+    net = fp.compile(module.eval(), args, tune="model", confirm=False)
+    path = saved(net, tmp_path)
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        with pytest.raises(PlanError, match=f"does not fit: threads: {before} in the file, {before + 1} here; load"):
+            fp.load_plan(path, on_mismatch="error")
+        with pytest.warns(RuntimeWarning, match="planned again from the graph inside") as caught:
+            again = fp.load_plan(path)
+        assert len(caught) == 1
+        torch.testing.assert_close(again(*args), net(*args))
+        assert again.plan.threads == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_graph_inside_is_the_model(name, tmp_path):
+    """A plan of another version is planned again, with the same results up to rounding."""
+    module, args = MODELS[name]()
+    net = fp.compile(module.eval(), args, tune="model", confirm=False)
+    path = saved(net, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        again = fp.load_plan(other_version(path))
+    for got, expected in zip(again.run_flat(list(args)), net.run_flat(list(args)), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def other_version(path):
+    """Return a plan file that another version of this program made."""
+    from fmtprop.planfile.container import Container, mapped, write
+
+    container = Container(*mapped(path))
+    container.document["environment"]["fmtprop"] = "0.0.1"
+    write(path.with_name("other.fmtplan"), container.document, container.blocks)
+    return path.with_name("other.fmtplan")
+
+
+def test_errors(tmp_path):
+    """Each is one line that names the file."""
+    with pytest.raises(UnsupportedOpError, match="on_mismatch must be 'replan' or 'error', got 'never'"):
+        fp.load_plan(tmp_path / "x", on_mismatch="never")
+    with pytest.raises(PlanError, match=r"plan file .*missing: cannot be read: No such file"):
+        fp.load_plan(tmp_path / "missing")
+    with pytest.raises(PlanError, match=r"cannot be read: it is a directory"):
+        fp.load_plan(tmp_path)
+    (tmp_path / "empty").touch()
+    with pytest.raises(PlanError, match="is empty; a plan file comes from"):
+        fp.load_plan(tmp_path / "empty")
+    (tmp_path / "text").write_text("hello, this is no plan")
+    with pytest.raises(PlanError, match="is not a plan file"):
+        fp.load_plan(tmp_path / "text")
+    with pytest.raises(PlanError, match="is not a plan file"):
+        fp.load_plan(b"x")
+    net = fp.compile(torch.nn.ReLU(), torch.ones(2))
+    with pytest.raises(PlanError, match="cannot be written: there is another file of that name"):
+        net.save(tmp_path / "text")
+    path = saved(net, tmp_path)
+    data = path.read_bytes()
+    with pytest.raises(PlanError, match="has version '2', this fmtprop reads version 1"):
+        fp.load_plan(data.replace(b'"version":"1"', b'"version":"2"', 1))
+    with pytest.raises(PlanError, match="is cut off or damaged"):
+        fp.load_plan(data[:-64])
+
+
+def test_deterministic_plans_are_the_same_with_any_records(tmp_path, monkeypatch):
+    """Neither measured peaks nor recorded figures nor races decide."""
+    module, args = convolutions()
+    module = module.eval()
+    first = fp.compile(module, args, deterministic=True)
+    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+    assert not list(tmp_path.iterdir())
+    second = fp.compile(module, args, deterministic=True)
+    check_same(first, second, args)
+    assert first.race is None
+    assert [node.choice.cost for node in first.graph] == [node.choice.cost for node in second.graph]
+    fp.compile(module, args, tune="measure")
+    check_same(first, fp.compile(module, args, deterministic=True), args)
+    with pytest.raises(UnsupportedOpError, match="leave out tune='measure'"):
+        fp.compile(module, args, deterministic=True, tune="measure")
