@@ -189,6 +189,26 @@ class Entrants:
             return entrant.certificate.objective
         return self._propagate if entrant.name == GREEDY and self._propagate else inf
 
+    def price(self, entrant: Entrant) -> float:
+        """Return the cost of a run of any entrant, by the present costs; infinity without costs."""
+        return inf if self._costs is None else price(entrant.graph, self._costs)
+
+    def is_usual(self, entrant: Entrant) -> bool:
+        """Return whether an entrant is the plan of policy `propagate`."""
+        usual = self.get(GREEDY)
+        return usual is not None and usual.key == entrant.key
+
+    def certified(self, entrant: Entrant) -> Certificate | None:
+        """Return the certificate of any entrant: its own, or its cost beside the bound of the best one's."""
+        if entrant.certificate is not None:
+            return replace(entrant.certificate, plan=entrant.name, is_usual=self.is_usual(entrant))
+        known = self.best.certificate
+        if known is None or self._costs is None:
+            return known
+        cost = self.price(entrant)
+        gap = max(0.0, 1 - known.bound / cost) if cost else 0.0
+        return replace(known, objective=cost, gap=gap, growth=1.0, plan=entrant.name, is_usual=self.is_usual(entrant))
+
     def _make(self, name: str) -> Entrant | None:
         if name == BEST:
             return self._first(name, self._normal)

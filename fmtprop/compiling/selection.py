@@ -6,15 +6,16 @@ Owns the last word between the `optimal` plans and the greedy ones, and the reco
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from time import thread_time
 
 from fmtprop.compiling.attempts import Attempts
 from fmtprop.compiling.budget import NODE_SECONDS, Budget
 from fmtprop.compiling.entrants import DIRECT, GREEDY, OTHER_SHAPE, Entrant, Entrants, like_another_shape
 from fmtprop.compiling.inputs import random_inputs
 from fmtprop.compiling.options import OPTIMAL, Options
-from fmtprop.compiling.race import Race, race
+from fmtprop.compiling.race import Race, alone, race
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
 from fmtprop.ir.graph import Graph
@@ -30,7 +31,7 @@ from fmtprop.tuning import NOMINAL, TunedCosts, Tuning, costs_for
 from fmtprop.tuning.peaks import improve
 
 #: optional work, as users see it
-_RACE = "race of plans"
+_RACE, _CHECK, _CORRECTION = "race of plans", "run to check costs", "plan by corrected costs"
 
 #: seconds of a race, for the efforts "quick" and "patient"
 _QUICK_SECONDS, _PATIENT_SECONDS = 0.2, 1.0
@@ -38,8 +39,15 @@ _QUICK_SECONDS, _PATIENT_SECONDS = 0.2, 1.0
 #: least rounds of a patient race without a limit of time: other users of a shared machine may decide a single round
 _LEAST_ROUNDS = 5
 
-#: the share by which a run may take longer, relative to `propagate`, than its costs promised, before costs are doubted
+#: the share by which a run may take longer, relative to `propagate`, than its costs promised, before costs are doubted;
+#: and by which it may differ from them before they are corrected
 _DOUBT_SHARE = 0.15
+
+#: how often a plan is found again: then costs are corrected once more, and the plan stays
+_MOST_CORRECTIONS = 2
+
+#: a run of so few seconds is of the call more than of the steps, and teaches nothing about costs
+_TRIFLE_SECONDS = 1e-4
 
 #: a run that is so many times faster than its cost disproves the measured peaks of the machine (other users can only
 #: make runs slower; the costs of 6 networks, f32 and bf16, were 0.2 to 1.7 times their seconds)
@@ -113,6 +121,10 @@ class Selection:
         self._costs: TunedCosts | None = None
         #: whether a run was so fast that the machine's peaks were measured again
         self._recalibrated = False
+        #: how often the plan was found again by costs that a run had corrected
+        self._corrections = 0
+        #: nodes of the steps of each plan that ran last
+        self._nodes: Mapping[str, Sequence[Node]] = {}
         #: whether compiling may take long
         self._patient = options.tuning.is_patient
 
@@ -125,31 +137,83 @@ class Selection:
             if derived is not None:
                 self._lap("assign")
                 return Decision(derived)
+        start = thread_time()
         rivals = self.rivals()
         best = rivals.best
-        entrants = [best]
+        entrants, known = [best], None
         if options.policy == OPTIMAL and options.races and not options.pin:
             known = self._winner(rivals)
             entrants = self._entrants(rivals) if known is None else [known]
         self.tuning = self._costs.tuning if self._costs is not None else None
         self._lap("assign")
-        raced = self._race(entrants, rivals) if len(entrants) > 1 else None
+        assigning = thread_time() - start
+        is_raced = len(entrants) > 1 or self._is_unclear(entrants[0], rivals, was_raced=known is not None)
+        raced = self._race(entrants, rivals) if is_raced else None
         if raced is None:
             kept = rivals.best if len(entrants) > 1 else entrants[0]
-            return Decision(kept, kept.certificate or best.certificate)
+            return Decision(kept, self._certificate(kept, rivals))
         kept, result, draft = raced
         self._lap("confirm")
-        if not self._recalibrated and best.name in result.names:
-            promised, needed = rivals.expected(best), result.seconds[result.names.index(best.name)]
-            self._recalibrated = promised > _DISPROVED_RATIO * needed
-            if self._recalibrated and improve(self._store):
-                self._costs = None
+        if self._is_disproved(best, rivals, result) and improve(self._store):
+            self._costs = None
+            return self.decide()
+        if self._learned(entrants, rivals, kept, result):
+            self._corrections += 1
+            again = assigning + self._seconds_of_race(best, len(entrants))
+            if self._corrections <= _MOST_CORRECTIONS and self._budget.allows(_CORRECTION, again):
                 return self.decide()
+            rivals, kept = self.rivals(), replace(kept, certificate=None)
+        if len(entrants) == 1:  # there was no choice, only a check
+            return Decision(kept, self._certificate(kept, rivals, result), draft=draft)
         verdict = {
             _winner_key(best, self._patient): kept.name,
             _pair_key(best, kept): kept.name,
         }
-        return Decision(kept, kept.certificate or best.certificate, result, verdict, draft)
+        verdict = {} if result.is_disturbed else verdict
+        return Decision(kept, self._certificate(kept, rivals, result), replace(result, steps=()), verdict, draft)
+
+    # ------------------------------------------------------------------ costs and runs
+
+    def _is_disproved(self, best: Entrant, rivals: Entrants, result: Race) -> bool:
+        """Return, at most once, whether a run was so fast that the machine's peaks must be wrong."""
+        if self._recalibrated or best.name not in result.names:
+            return False
+        needed = result.seconds[result.names.index(best.name)]
+        self._recalibrated = rivals.expected(best) > _DISPROVED_RATIO * needed
+        return self._recalibrated
+
+    def _is_unclear(self, entrant: Entrant, rivals: Entrants, *, was_raced: bool) -> bool:
+        """Return whether the only plan should run to hold its costs against it: it never did, or they differ."""
+        if self._costs is None or not self._options.races:
+            return False
+        ran, cost = self._store.learned(_run_key(entrant)), rivals.price(entrant)
+        if cost < _TRIFLE_SECONDS or (ran is None and was_raced) or (ran is not None and _agree(cost, ran)):
+            return False
+        self._budget.run = max(self._budget.run, cost)
+        return self._budget.allows(_CHECK, self._seconds_of_race(entrant, 1))
+
+    def _learned(self, entrants: Sequence[Entrant], rivals: Entrants, kept: Entrant, result: Race) -> bool:
+        """Return whether costs were corrected, since they did not predict the run of the kept plan."""
+        ran = result.median(kept.name)
+        if self._costs is None or ran is None or not result.steps or result.is_disturbed:
+            return False
+        medians = {_run_key(one): result.median(one.name) for one in entrants}
+        self._store.learn({key: seconds for key, seconds in medians.items() if seconds is not None})
+        if ran < _TRIFLE_SECONDS or _agree(rivals.price(kept), ran):
+            return False
+        steps: list[tuple[Node, float]] = []
+        for name, seconds in zip(result.names, result.steps, strict=True):
+            steps += zip(self._nodes[name], seconds, strict=True)
+        self._costs.learn(steps)
+        return True
+
+    def _certificate(self, kept: Entrant, rivals: Entrants, result: Race | None = None) -> Certificate | None:
+        """Return the certificate of the plan that is kept, with its run."""
+        found = rivals.certified(kept)
+        ran = result.median(kept.name) if result is not None else None
+        if ran is None and self._options.races:
+            ran = self._store.learned(_run_key(kept))
+        return found and replace(found, run=ran or 0.0, corrected=self._corrections > 0)
 
     def _like(self, formatted: Graph) -> Entrant | None:
         self._costs = self._costs or self._new_costs()
@@ -239,7 +303,13 @@ class Selection:
         budget, expected = _PATIENT_SECONDS if self._patient else _QUICK_SECONDS, rivals.expected(entrants[0])
         most = self._budget.left
         inputs = random_inputs(self._normal)
-        result = race(plans, inputs, budget, fewest, expected, self._attempts, most) if plans else None
+        self._nodes = {name: [step.node for step in plan.steps] for name, plan in plans.items()}
+        result = None
+        if len(entrants) == 1:
+            for name, plan in plans.items():
+                result = alone(name, plan, inputs, self._attempts, most)
+        elif plans:
+            result = race(plans, inputs, budget, fewest, expected, self._attempts, most)
         if result is None:
             for name in plans:  # that none can be run on these inputs tells nothing about one of them
                 self._attempts.failed.pop(name)
@@ -271,6 +341,16 @@ def _is_kept(promise: Certificate | None, result: Race) -> bool:
     if promise is None or GREEDY not in result.names[1:] or not promise.propagate:
         return True
     return not result.is_beyond(result.names.index(GREEDY), (1 + _DOUBT_SHARE) * promise.objective / promise.propagate)
+
+
+def _agree(cost: float, ran: float) -> bool:
+    """Return whether costs predict a run."""
+    return ran <= (1 + _DOUBT_SHARE) * cost and cost <= (1 + _DOUBT_SHARE) * ran
+
+
+def _run_key(entrant: Entrant) -> str:
+    """Return the key of the seconds of a plan's run, on this machine with these threads."""
+    return key_of({"run": entrant.key})
 
 
 def _winner_key(best: Entrant, patient: bool) -> str:

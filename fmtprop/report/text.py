@@ -101,11 +101,15 @@ def certificate_text(report: Report) -> str:
     """Return the certificate of policy `optimal`, the sources of its costs, and the result of its race."""
     lines = []
     if (c := report.certificate) is not None:
+        usual = "the same plan as propagate: nothing to gain" if c.is_usual else f"propagate costs {_time(c.propagate)}"
         lines.append(
-            f"policy {report.policy}: costs {_time(c.objective)}, lower bound {_time(c.bound)} ({c.proof} among "
-            f"{c.alternatives} alternatives, in {_time(c.seconds)}); {_time(c.fallback)} of it in PyTorch's operators; "
-            f"propagate costs {_time(c.propagate)}"
+            f"policy {report.policy}: kept is the plan {c.plan!r}, which costs {_time(c.objective)}, lower bound "
+            f"{_time(c.bound)} ({c.proof} among {c.alternatives} alternatives, in {_time(c.seconds)}); "
+            f"{_time(c.fallback)} of it in PyTorch's operators; {usual}"
         )
+        if c.run:
+            again = "; the plan was found again by costs that a run had corrected" if c.corrected else ""
+            lines.append(f"costs over a run while compiling: {c.objective / c.run:.2f} (the run {_time(c.run)}){again}")
         lines.append(f"rounding error to be expected of this choice: {c.growth:.1f} times that of direct convolutions")
     if (t := report.tuning) is not None:
         lines.append(f"costs: {t.measured} measured, {t.cached} from the cache, {t.modelled} from the model")

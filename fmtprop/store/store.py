@@ -1,7 +1,7 @@
 """The store: results found on this machine, by key.
 
-Three kinds of records: figures (measured seconds, and rates of the machine), verdicts (the name of the fastest plan),
-and passed checks. Must not know their meaning.
+Four kinds of records: figures (measured seconds, and rates of the machine), what runs taught (their seconds, and how
+these differ from costs), verdicts (the name of the fastest plan), and passed checks. Must not know their meaning.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fmtprop.store import database
 from fmtprop.store.directory import cache_directory
 from fmtprop.system.locks import ProcessLock
 
-Kind = Literal["figure", "verdict", "check"]
+Kind = Literal["figure", "learned", "verdict", "check"]
 
 
 class Store:
@@ -84,6 +84,11 @@ class Store:
         """Return whether there is a figure with another key than these."""
         return any(kind == "figure" and key not in besides for kind, key in self._records)
 
+    def learned(self, key: str) -> float | None:
+        """Return what a run taught about a key, or None."""
+        found = self._records.get(("learned", key))
+        return found if isinstance(found, float) else None
+
     def verdict(self, key: str) -> str | None:
         """Return the name recorded for a key, or None."""
         found = self._records.get(("verdict", key))
@@ -106,6 +111,10 @@ class Store:
             and all records written before.
         """
         self._add("figure", {key: float(value) for key, value in figures.items() if 0 < value < math.inf}, sync)
+
+    def learn(self, values: Mapping[str, float]) -> None:
+        """Record what a run taught, positive finite numbers, in memory and on disk."""
+        self._add("learned", {key: float(value) for key, value in values.items() if 0 < value < math.inf})
 
     def remember(self, key: str, name: str) -> None:
         """Record a verdict in memory and on disk."""

@@ -7,7 +7,7 @@ measure, model and store figures.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from statistics import median
@@ -18,12 +18,13 @@ from fmtprop import dnnl
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.target import Candidate, CostModel
+from fmtprop.passes.target import Candidate, CostModel, candidate_of
 from fmtprop.store import Store, key_of
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.executable import Provider
 from fmtprop.tuning.identity import describe, describe_reorder, group_of, identity_of, is_timed
 from fmtprop.tuning.measure import Bench, Job, Progress, job_of, job_of_reorder
+from fmtprop.tuning.paces import Family, Paces
 from fmtprop.tuning.peaks import keys_of_peaks, nominal_peaks, peaks
 from fmtprop.tuning.roofline import CACHE_NBYTES, ModelCosts
 
@@ -35,6 +36,9 @@ NOMINAL = "nominal"
 
 #: values with which unknown costs are measured
 MEASURING = ("measure", "remeasure")
+
+#: how a cost was found
+MEASURED, MODELLED = "measured", "modelled"
 
 #: a way to run a node is not measured if the model says that it takes so many times as long as the best way
 _HOPELESS = 20.0
@@ -137,8 +141,9 @@ def costs_for(
     if model is None and tune == NOMINAL:
         model = ModelCosts(nominal_peaks(), weights_nbytes, dnnl.lib().lanes)
     model = model if model is not None else _roofline(known, weights_nbytes, activations_nbytes)
+    paces = Paces(None if tune == NOMINAL else known)
     tune = "model" if tune == NOMINAL else tune
-    return TunedCosts(model, known, tune, weights_nbytes, inf if budget is None else budget, progress, target)
+    return TunedCosts(model, known, tune, weights_nbytes, inf if budget is None else budget, progress, target, paces)
 
 
 def _roofline(known: Store, weights_nbytes: int, activations_nbytes: int | None) -> ModelCosts:
@@ -186,6 +191,8 @@ class TunedCosts:
         Called with (done, total).
     target : Provider, optional
         Target of the reorders that are timed.
+    paces : Paces, optional
+        What runs taught about costs. Default: the store's.
 
     Notes
     -----
@@ -203,6 +210,7 @@ class TunedCosts:
         budget: float = inf,
         progress: Progress | None = None,
         target: Provider | None = None,
+        paces: Paces | None = None,
     ) -> None:
         self.model, self.store, self.tune = model, store, tune
         self._target = target or OneDnnTarget()
@@ -222,6 +230,7 @@ class TunedCosts:
         self._seconds = 0.0
         #: seconds that a reorder must save in addition to its own time
         self._doubt = 0.0
+        self._paces = paces or Paces(store)
         self._ratios: dict[Hashable, float] = {}
         self._answers: dict[Hashable, float] = {}
 
@@ -265,8 +274,10 @@ class TunedCosts:
         answer = self._answers.get(identity)
         if answer is None:
             answer = self._known.get(identity) if group_of(node, candidate) not in self._partial else None
-            if answer is None:
-                answer = self.model.node(node, candidate) * self._ratio(_family(node, candidate))
+            if answer is not None:
+                answer *= self._paces.of(_family_of(node, candidate, MEASURED), answer)
+            else:
+                answer = self._modelled(node, candidate) * self._ratio(_family(node, candidate))
             self._answers[identity] = answer
         return answer
 
@@ -281,12 +292,50 @@ class TunedCosts:
         if (src, dst) in self._absent:
             return None
         known = self._known.get((src, dst))
-        if known is None:
-            modelled = self.model.reorder(src, dst)
+        if known is not None:
+            known *= self._paces.of(self._family_of_reorder(src, dst, MEASURED), known)
+        else:
+            modelled = self._modelled_reorder(src, dst)
             if modelled is None:
                 return None
             known = modelled * self._ratio(("reorder", self.model.reorder_kind(src, dst)))
         return known + disturbance(src, dst) + self._doubt
+
+    def learn(self, steps: Iterable[tuple[Node, float]]) -> None:
+        """Learn from a run where costs did not predict it: all later costs of these families are multiplied.
+
+        Parameters
+        ----------
+        steps : iterable of (Node, float)
+            The node of each step, with its choice, and the seconds that it took.
+        """
+        self._paces.learn((*found, seconds) for node, seconds in steps if (found := self._learnable(node)) is not None)
+        self._answers.clear()
+
+    def _learnable(self, node: Node) -> tuple[Family, float] | None:
+        """Return the family of a step and its cost without a pace; None if it has no cost."""
+        candidate = candidate_of(node)
+        if node.choice is None or not _costs_time(node, candidate):
+            return None
+        if node.op == "reorder" and node.descs[0].dtype is candidate.operands["src"].dtype:
+            pair = candidate.operands["src"], node.descs[0]
+            known = self._known.get(pair)
+            cost = self.model.reorder(*pair) if known is None else known
+            return (self._family_of_reorder(*pair, MODELLED if known is None else MEASURED), cost) if cost else None
+        known = None if group_of(node, candidate) in self._partial else self._known.get(identity_of(node, candidate))
+        cost = self.model.node(node, candidate) if known is None else known
+        return (_family_of(node, candidate, MODELLED if known is None else MEASURED), cost) if cost else None
+
+    def _modelled(self, node: Node, candidate: Candidate) -> float:
+        cost = self.model.node(node, candidate)
+        return cost * self._paces.of(_family_of(node, candidate, MODELLED), cost)
+
+    def _modelled_reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
+        cost = self.model.reorder(src, dst)
+        return cost and cost * self._paces.of(self._family_of_reorder(src, dst, MODELLED), cost)
+
+    def _family_of_reorder(self, src: MemoryDesc, dst: MemoryDesc, source: str) -> Family:
+        return source, str(dst.dtype), "reorder", self.model.reorder_kind(src, dst)
 
     def is_measured(self, identity: Hashable) -> bool:
         """Return whether the figure of a way to run a node, or of a pair of formats, was measured."""
@@ -313,7 +362,7 @@ class TunedCosts:
             group.ways.setdefault(identity_of(node, candidate), (node, candidate))
         for name, group in groups.items():
             group.count = len(names[name])
-            group.modelled = {identity: self.model.node(*way) for identity, way in group.ways.items()}
+            group.modelled = {identity: self._modelled(*way) for identity, way in group.ways.items()}
             candidates = [candidate for _, candidate in group.ways.values() if is_timed(candidate)]
             real = any(not candidate.is_ref for candidate in candidates)
             far = _HOPELESS * min(group.modelled.values())
@@ -326,7 +375,7 @@ class TunedCosts:
     def _reorder_groups(self, reorders: Sequence[tuple[MemoryDesc, MemoryDesc]]) -> dict[Hashable, _Group]:
         groups: dict[Hashable, _Group] = {}
         for pair, count in Counter(reorders).items():
-            seconds = self.model.reorder(*pair)
+            seconds = self._modelled_reorder(*pair)
             if seconds:
                 groups[pair] = _Group({pair: pair}, {pair: seconds}, {pair: key_of(describe_reorder(*pair))}, count)
         return groups
@@ -408,6 +457,11 @@ class TunedCosts:
 
 def _costs_time(node: Node, candidate: Candidate) -> bool:
     return candidate.target != "view" and not node.is_boundary
+
+
+def _family_of(node: Node, candidate: Candidate, source: str) -> Family:
+    """Return the family of a way to run a node, whose cost was found so."""
+    return source, str(candidate.results[0].dtype), node.op, f"{candidate.target}/{candidate.impl}"
 
 
 def _family(node: Node, candidate: Candidate) -> tuple[str, str]:

@@ -19,10 +19,13 @@ Robustness:
   small effect on every figure instead of a large one on a few. (On a shared machine the load changes within seconds:
   lower quartiles of twelve consecutive executions differed by factors of 1.2 to 1.8, those of twelve executions spread
   over the whole time by 1.04 to 1.1.)
-- The figure is the lower quartile, since other users of the machine can only lengthen a time. If even the quartile is
-  disturbed, the figure is slightly more than the fastest time.
+- An execution during which a thread waited for a processor does not count (:mod:`fmtprop.system.waiting`): beside two
+  busy programs on two processors, half of them.
+- The figure is the lower quartile of the others. The fastest time is no figure: two threads on one core's two virtual
+  processors are nearly twice as fast for moments.
 - If times disagree, there are more rounds. A way that is clearly worse after some rounds is dropped, but never after a
   single execution.
+- A figure is doubtful if all executions waited, or if they differ by more than rounds can mend.
 
 Must not know the cache or the use of the figures.
 """
@@ -44,6 +47,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Candidate, Target
 from fmtprop.system.machine import last_level_cache_nbytes
+from fmtprop.system.waiting import Waiting
 from fmtprop.targets.bound import SCRATCHPAD, Memory, Place, Stream
 from fmtprop.targets.executable import implementation, threads_here
 from fmtprop.targets.memory import align, numbers, renew
@@ -57,6 +61,12 @@ _LEAST_ROUNDS, _MOST_ROUNDS, _SETTLED_RATIO = 16, 40, 1.03
 
 #: after so few rounds, a way is dropped if it takes so many times as long as the best one, and more than these seconds
 _GLANCE_ROUNDS, _ABSURD_RATIO, _TRIFLE_SECONDS = 2, 8.0, 1e-3
+
+#: part of an execution that a thread may have waited for a processor
+_WAITED_SHARE = 0.02
+
+#: a figure is doubtful if the quartile is so many times the fastest time
+_SPREAD_RATIO = 2.0
 
 #: after so many seconds, a group of ways ends if it has had the least rounds; after so many, it ends in any case
 _GROUP_SECONDS, _GROUP_MOST_SECONDS = 0.5, 3.0
@@ -181,6 +191,8 @@ class Bench:
         self._weights = numbers(self._footprint)
         self._resident = self._footprint <= _RESIDENT_SHARE * last_level_cache_nbytes()
         self._next = 0
+        #: keys of the last figures that are doubtful
+        self.doubtful: set[Any] = set()
 
     def seconds(
         self,
@@ -208,6 +220,7 @@ class Bench:
             Seconds by key.
         """
         races: list[_Race] = []
+        self.doubtful, waiting = set(), Waiting()
         total = len(groups) * (1 + _LEAST_ROUNDS)
 
         def tell(count: int) -> None:
@@ -225,15 +238,18 @@ class Bench:
                 for race in running:
                     in_time = perf_counter() <= deadline
                     if in_time:
-                        race.round(self._place)
+                        race.round(self._place, waiting)
                         rounds += 1
                         tell(len(groups) + rounds)
-                    if done is not None and (race.over or not in_time):
-                        done(race.index, race.figures)
+                    if race.over or not in_time:
+                        self.doubtful |= race.doubtful
+                        if done is not None:
+                            done(race.index, race.figures)
                 running = [race for race in running if not race.over] if in_time else []
             tell(total)
             return {key: seconds for race in races for key, seconds in race.figures.items()}
         finally:
+            waiting.close()
             for race in races:
                 race.close()
 
@@ -275,7 +291,12 @@ class _Race:
     @property
     def figures(self) -> dict[Any, float]:
         """Seconds by key, for the ways that had a turn."""
-        return {run.job.key: run.figure for run in self.runs if run.times}
+        return {run.job.key: run.figure for run in self.runs if run.counted}
+
+    @property
+    def doubtful(self) -> set[Any]:
+        """Keys of ways whose executions were disturbed."""
+        return {run.job.key for run in self.runs if run.is_doubtful}
 
     @property
     def over(self) -> bool:
@@ -285,13 +306,13 @@ class _Race:
             return True
         if self._rounds < _LEAST_ROUNDS:
             return False
-        return self._seconds > _GROUP_SECONDS or all(run.quartile <= _SETTLED_RATIO * run.fastest for run in live)
+        return self._seconds > _GROUP_SECONDS or all(run.figure <= _SETTLED_RATIO * run.fastest for run in live)
 
-    def round(self, place: Callable[[Job], torch.Tensor]) -> None:
+    def round(self, place: Callable[[Job], torch.Tensor], waiting: Waiting) -> None:
         """Time every way once that is not dropped."""
         start = perf_counter()
         for run in self._live():
-            run.time(place(run.job))
+            run.time(place(run.job), waiting)
         self._rounds += 1
         self._drop()
         self._seconds += perf_counter() - start
@@ -318,7 +339,9 @@ class _Run:
 
     def __init__(self, job: Job, activations: torch.Tensor) -> None:
         self.job = job
+        #: seconds of executions, and of those during which a thread waited
         self.times: list[float] = []
+        self.disturbed: list[float] = []
         #: words of each activation, and whether its numbers must be positive
         self._warm: list[tuple[torch.Tensor, bool]] = []
         #: memory of each parameter, its offset from the first one in bytes, and the words that must be positive
@@ -353,32 +376,40 @@ class _Run:
         self._bound = self._executable.bind(job.node, places, self._stream)
 
     @property
-    def fastest(self) -> float:
-        return min(self.times)
+    def counted(self) -> list[float]:
+        return self.times or self.disturbed
 
     @property
-    def quartile(self) -> float:
-        return sorted(self.times)[len(self.times) // 4]
+    def fastest(self) -> float:
+        return min(self.counted)
 
     @property
     def figure(self) -> float:
-        return min(self.quartile, _SETTLED_RATIO * self.fastest)
+        return sorted(self.counted)[len(self.counted) // 4]
+
+    @property
+    def is_doubtful(self) -> bool:
+        return not self.times or self.figure > _SPREAD_RATIO * self.fastest
 
     def warm_up(self, weights: torch.Tensor) -> None:
         """Execute once, to load code and pages."""
-        self._seconds(weights)
+        self._prepare(weights)
+        self._bound.seconds(self._stream)
 
-    def time(self, weights: torch.Tensor) -> None:
-        self.times.append(self._seconds(weights))
+    def time(self, weights: torch.Tensor, waiting: Waiting) -> None:
+        self._prepare(weights)
+        waiting.lap()
+        seconds = self._bound.seconds(self._stream)
+        (self.times if waiting.lap() <= _WAITED_SHARE * seconds else self.disturbed).append(seconds)
 
-    def _seconds(self, weights: torch.Tensor) -> float:
+    def _prepare(self, weights: torch.Tensor) -> None:
+        """Take the next weights, and write the activations, which are then as warm as their producer leaves them."""
         for memory, offset, words in self._parameters:
             memory.put(weights[offset:])
             if words:
                 renew(_words(weights[offset:])[:words], positive=True)
         for tensor, is_positive in self._warm:
             renew(tensor, positive=is_positive)
-        return self._bound.seconds(self._stream)
 
     def close(self) -> None:
         self._bound.close()

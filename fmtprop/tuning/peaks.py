@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from math import exp, log
+from statistics import median
 from time import perf_counter, sleep
 
 import torch
@@ -18,6 +19,7 @@ from fmtprop import dnnl
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.building import native
 from fmtprop.store import Store, key_of
+from fmtprop.system.waiting import Waiting
 from fmtprop.targets.bound import Memory, Stream
 from fmtprop.targets.memory import huge_bytes
 from fmtprop.targets.primitive import bind_primitive
@@ -28,6 +30,13 @@ FOOTPRINTS = (8 << 20, 24 << 20, 64 << 20)
 
 #: bytes of memory for measuring the other figures
 _LEAST_NBYTES = 16 << 20
+
+#: seconds of uninterrupted work whose median counts: a shorter burst runs at a higher frequency, or while the other
+#: virtual CPU of a core rests (two threads on one such core: 279 GFLOP/s for moments, 157 in a run)
+_LASTING_SECONDS = 0.03
+
+#: executions during which a thread waited for a processor do not count, unless there are no others for so long
+_DISTURBED_SECONDS = 0.5
 
 #: bytes of one call's weights in a stream
 _CHUNK_NBYTES = 4 << 20
@@ -245,7 +254,7 @@ def _flops(dtype: DataType, memory: torch.Tensor) -> float:
         # the library's first or second implementation is its best
         for pd in islice(first.implementations(), 2):
             operations = 2.0 * size * size * channels * channels * 9
-            best = max(best, operations / _fastest(pd, ("SRC", "WEIGHTS", "DST"), memory, rounds=12))
+            best = max(best, operations / _lasting(pd, ("SRC", "WEIGHTS", "DST"), memory))
     return best
 
 
@@ -274,16 +283,23 @@ def _reading(footprints: tuple[int, ...], memory: torch.Tensor) -> dict[int, flo
 def _copy_seconds(elements: int, memory: torch.Tensor) -> float:
     desc = native(MemoryDesc((elements,), DataType.F32))
     with dnnl.create(dnnl.Eltwise(src=desc, dst=desc, alg="eltwise_relu")) as pd:
-        return _fastest(pd, ("SRC", "DST"), memory, rounds=20)
+        return _lasting(pd, ("SRC", "DST"), memory, most_rounds=20)
 
 
-def _fastest(pd: dnnl.PrimitiveDesc, names: tuple[str, ...], memory: torch.Tensor, rounds: int) -> float:
-    """Return the seconds of the fastest of several executions: other users of the machine can only lengthen them."""
+def _lasting(pd: dnnl.PrimitiveDesc, names: tuple[str, ...], memory: torch.Tensor, most_rounds: int = 1 << 20) -> float:
+    """Return the median seconds of executions that follow each other for a while, as in a run."""
     call = _Timed(pd, names, memory, 4 << 20)
     call.seconds()
-    best = min(call.seconds() for _ in range(rounds))
+    start = perf_counter()
+    times: list[float] = []
+    with Waiting() as waiting:
+        while not times or (len(times) < most_rounds and perf_counter() - start < _LASTING_SECONDS):
+            waiting.lap()
+            seconds = call.seconds()
+            if waiting.lap() == 0.0 or perf_counter() - start > _DISTURBED_SECONDS:
+                times.append(seconds)
     call.close()
-    return best
+    return median(times)
 
 
 class _Timed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from fmtprop.compiling.attempts import Attempts
-from fmtprop.compiling.race import _first_runs
+from fmtprop.compiling.race import _Clock, _first_runs
 
 
 class Said:
@@ -21,9 +21,9 @@ class Said:
 
 def test_the_first_run_of_all_may_pay_for_what_libraries_set_up():
     plans = {"optimal": Said(0.33, 0.0002), "propagate": Said(0.0014)}
-    assert _first_runs(plans, [], 0.0003, Attempts()) == {"optimal": 0.0002, "propagate": 0.0014}
+    assert _first_runs(plans, [], 0.0003, Attempts(), {}, _Clock()) == {"optimal": 0.0002, "propagate": 0.0014}
 
 
 def test_a_plan_that_is_slow_twice_is_out():
     plans = {"optimal": Said(3.0, 3.0), "propagate": Said(0.0014)}
-    assert _first_runs(plans, [], 0.0003, Attempts()) == {"propagate": 0.0014}
+    assert _first_runs(plans, [], 0.0003, Attempts(), {}, _Clock()) == {"propagate": 0.0014}

@@ -105,10 +105,24 @@ class TimedExecutable(Executable):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The present time, by which executions are timed."""
+    """The present time, by which executions are timed; none of them waits."""
     now = [0.0]
+    monkeypatch.setattr("fmtprop.tuning.measure.Waiting", Idle)
     monkeypatch.setattr("fmtprop.targets.bound.perf_counter", lambda: now[0])
     return now
+
+
+class Idle:
+    """A machine on which no thread waits, or one waits so long at each time."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+
+    def lap(self) -> float:
+        return self.seconds
+
+    def close(self) -> None:
+        pass
 
 
 def timed(key: object, run: Callable[[Mapping[str, Place]], None], channels: int = 16) -> Job:
@@ -151,6 +165,43 @@ def test_a_hopeless_way_is_dropped_and_keeps_its_figure(clock: list[float]) -> N
     jobs = [timed("quick", quickly), timed("slow", slowly)]
     assert Bench(jobs, 1 << 20).seconds([jobs], perf_counter() + FAR)["slow"] == 1.0
     assert len(slow) == 3, "once to load its code, and two rounds"
+
+
+def test_executions_that_waited_do_not_count(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside busy programs, half of the executions wait, for several times as long as they work."""
+    waits: list[float] = []
+
+    class Busy(Idle):
+        def lap(self) -> float:
+            waited, self.seconds = self.seconds, 0.0
+            return waited
+
+    busy = Busy()
+    monkeypatch.setattr("fmtprop.tuning.measure.Waiting", lambda: busy)
+
+    def run(places: object) -> None:
+        busy.seconds = 4e-3 if len(waits) % 4 else 0.0
+        waits.append(busy.seconds)
+        clock[0] += 1e-3 + busy.seconds
+
+    bench = Bench([job := timed("disturbed", run)], 1 << 20)
+    assert bench.seconds([[job]], perf_counter() + FAR) == {"disturbed": pytest.approx(1e-3)}
+    assert not bench.doubtful
+
+
+@pytest.mark.parametrize(("waited", "steps"), [(1.0, (1e-3,)), (0.0, (1e-3, 5e-3, 5e-3, 5e-3, 5e-3, 5e-3))])
+def test_a_figure_is_doubtful_if_all_waited_or_times_differ(
+    waited: float, steps: tuple[float, ...], clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fmtprop.tuning.measure.Waiting", lambda: Idle(waited))
+    turns: list[int] = []
+
+    def run(places: object) -> None:
+        turns.append(1)
+        clock[0] += steps[len(turns) % len(steps)]
+
+    bench = Bench([job := timed("doubtful", run)], 1 << 20)
+    assert bench.seconds([[job]], perf_counter() + FAR).keys() == {"doubtful"} == bench.doubtful
 
 
 def test_weights_move_on_through_all_of_their_buffer(clock: list[float]) -> None:

@@ -52,6 +52,14 @@ class Certificate:
     fallback : float
         Part of the objective in steps that the fallback runs (PyTorch's operators), or in reference loops. A proof
         holds for the candidates that exist: the larger this part, the more a new kernel could gain.
+    plan : str
+        Name of the plan whose cost this is: the one that is kept.
+    is_usual : bool
+        Whether that is the plan of policy `propagate`: there was nothing to gain.
+    run : float
+        Median seconds of a run of the plan while it was compiled, or earlier; 0 if it has not run.
+    corrected : bool
+        Whether a run disagreed with the first costs, so that the plan was found again with corrected ones.
     """
 
     objective: float
@@ -63,6 +71,10 @@ class Certificate:
     seconds: float
     growth: float = 1.0
     fallback: float = 0.0
+    plan: str = ""
+    is_usual: bool = False
+    run: float = 0.0
+    corrected: bool = False
 
     @property
     def optimal(self) -> bool:
