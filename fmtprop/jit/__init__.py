@@ -7,6 +7,7 @@ sees rows of numbers, the loop sees functions and arguments.
 from fmtprop.jit.bag import BagKernel
 from fmtprop.jit.batch_norms import BatchNormKernel
 from fmtprop.jit.calls import Call, CallList
+from fmtprop.jit.depthwise import DepthwiseKernel
 from fmtprop.jit.gather import GatherKernel
 from fmtprop.jit.gemv import GemvKernel, Tail
 from fmtprop.jit.grouped_convolution import GroupedConvolutionKernel
@@ -28,6 +29,7 @@ __all__ = [
     "BatchNormKernel",
     "Call",
     "CallList",
+    "DepthwiseKernel",
     "FoldKernel",
     "GatherKernel",
     "GemvKernel",

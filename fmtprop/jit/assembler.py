@@ -237,9 +237,21 @@ class Assembler:
         """Return a vector of these f32 numbers, one for each position."""
         return self._constant(struct.pack(f"<{self.isa.lanes}f", *values))
 
+    def integers(self, values: Sequence[int]) -> int | MemoryOperand:
+        """Return a vector of these 32-bit integers, one for each position."""
+        return self._constant(struct.pack(f"<{self.isa.lanes}i", *values))
+
     def places(self, values: Sequence[int]) -> int | MemoryOperand:
         """Return a vector of these 16-bit integers, one for each position."""
         return self._constant(struct.pack(f"<{self.isa.nbytes // 2}H", *values))
+
+    def loaded(self, value: int | MemoryOperand) -> int:
+        """Return the register of a vector; one that is in memory is loaded first."""
+        if not isinstance(value, MemoryOperand):
+            return value
+        x = self.vector()
+        self.v("VMOVUPS", x, value)
+        return x
 
     def _constant(self, bits: bytes) -> int | MemoryOperand:
         index = self._numbers.setdefault(bits, len(self._numbers))

@@ -106,7 +106,7 @@ def _by_roots(a: Assembler, r: int) -> tuple[int, int]:
     a.v("VADDPS", r, r, a.number(-_NEAR_A))
     a.v("VFMADD213PS", r, r, a.number(_NEAR_B))
     power = shifted  # its last five bits select the power
-    a.v("VPERMI2PS", power, a.lookup(_ROOTS[:16]), a.lookup(_ROOTS[16:]))
+    a.v("VPERMI2PS", power, a.loaded(a.lookup(_ROOTS[:16])), a.lookup(_ROOTS[16:]))
     a.v("VSCALEFPS", power, power, n)  # times 2^floor(n)
     return r, power
 

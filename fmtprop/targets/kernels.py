@@ -42,6 +42,7 @@ from fmtprop.ops.rotary_embedding import RotaryEmbedding
 from fmtprop.passes.formats import channels_last, dense, even_step, like, plain
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.attention import attention_kernels
+from fmtprop.targets.depthwise import depthwise_kernels
 from fmtprop.targets.gemv import gemv_kernels
 from fmtprop.targets.grouped_convolution import grouped_convolution_kernels
 from fmtprop.targets.kernel import JIT, KernelImplementation
@@ -81,6 +82,7 @@ def _ways(node: Node, request: Request) -> Iterator[_Way]:
         yield from gemv_kernels(node, request)
     elif isinstance(attrs, Conv):
         yield from grouped_convolution_kernels(node, request)
+        yield from depthwise_kernels(node, request)
     elif node.post_ops:
         return
     elif isinstance(attrs, GroupNorm):
