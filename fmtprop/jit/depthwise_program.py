@@ -16,13 +16,13 @@ from fmtprop.jit.grouped_convolution import Row
 from fmtprop.jit.isa import Isa
 from fmtprop.jit.program import THREAD, THREADS, Program, with_table
 
-#: blocks that are left, the current one, and pieces of a row that are left
-_LEFT, _BLOCK, _LEFT_OF_PIECES = Register.R8, Register.R14, Register.R9
+#: the current block of channels, and the one after the last of this row
+_BLOCK, _END = Register.R8, Register.R14
 
-#: the row of src and dst, and its entries of the table
-_SRC_ROW, _DST_ROW, _ENTRIES = Register.R10, Register.R11, Register.R13
+#: where the current piece of a row is in src and dst, pieces that are left, and the row's entries of the table
+_SRC_PIECE, _DST_PIECE, _LEFT_OF_PIECES, _ENTRIES = Register.R10, Register.R11, Register.R9, Register.R13
 
-#: where a piece begins; its weights and bias: nothing asks for threads any more
+#: a block of a piece; its weights and bias: nothing asks for threads any more
 _SRC, _DST, _WEIGHTS, _BIAS = Register.RSI, Register.RDI, THREADS, THREAD
 
 #: where the work is in src and weights; rows of the window that are left
@@ -31,7 +31,11 @@ _PLACE, _TAP, _LEFT_OF_ROWS = Register.RCX, Register.RAX, Register.R15
 #: the table of constants
 _TABLE = Register.RDX
 
-_SAVED = (_ENTRIES, _BLOCK, _LEFT_OF_ROWS)
+_SAVED = (_ENTRIES, _END, _LEFT_OF_ROWS)
+
+#: on the stack: the current row, its first block, and blocks that are left for this thread
+_ROW, _FIRST_BLOCK, _LEFT = (at(Register.RSP, 8 * index) for index in range(3))
+_STACK_NBYTES = 24
 
 #: vector registers of functions; before them, of weights and numbers of src
 _FUNCTION_VECTORS = 8
@@ -72,38 +76,20 @@ def depthwise(
 
     def make(_: tuple[bytes, ...]) -> _Depthwise:
         p = _Depthwise(isa, row, pixel, tail, bf16=bf16, has_bias=has_bias)
-        p.share(_LEFT, _LEFT_OF_PIECES, "tasks")
+        p.share(_BLOCK, _LEFT_OF_PIECES, "tasks")
         for register in _SAVED:
             p.emit("PUSH_R64", register)
-        p.divide(_LEFT, p.argument("blocks"))
-        p.move(_BLOCK, Register.RDX)
-        p.emit("SUB_R64_RM64", _LEFT_OF_PIECES, _LEFT)
-        p.move(_LEFT, _LEFT_OF_PIECES)
-        p.move(_LEFT_OF_PIECES, Register.RAX)  # the row
+        p.advance(-_STACK_NBYTES, Register.RSP)
+        p.begin()
         p.label("row")
-        p.begin_row(_LEFT_OF_PIECES)
-        p.emit("PUSH_R64", _LEFT_OF_PIECES)
-        p.label("block")
-        p.begin_block()
-        if bf16:
-            p.emit("CMP_R64_RM64", _BLOCK, p.argument("pairs"))
-            p.branch("JAE_REL32_64", "single")
-            p.compute(_Pair(p))
-            p.branch("JMP_REL32_64", "next")
-            p.label("single")
-        p.compute(_Single(p))
-        p.label("next")
-        p.emit("DEC_RM64", _LEFT)
-        p.branch("JE_REL32_64", "end")
-        p.emit("INC_RM64", _BLOCK)
-        p.emit("CMP_R64_RM64", _BLOCK, p.argument("blocks"))
-        p.branch("JB_REL32_64", "block")
-        p.emit("XOR_R32_RM32", Register.R14D, Register.R14D)
-        p.emit("POP_R64", _LEFT_OF_PIECES)
-        p.emit("INC_RM64", _LEFT_OF_PIECES)
-        p.branch("JMP_REL32_64", "row")
-        p.label("end")
-        p.emit("POP_R64", _LEFT_OF_PIECES)
+        p.begin_row()
+        for positions, inside, times in _pieces(row, p.most_positions):
+            p.immediate("MOV_RM64_IMM32", _LEFT_OF_PIECES, times)
+            with p.repeat(_LEFT_OF_PIECES, _LEFT_OF_PIECES):
+                p.piece(positions, inside)
+        p.end_row()
+        p.branch("JNE_REL32_64", "row")
+        p.advance(_STACK_NBYTES, Register.RSP)
         for register in reversed(_SAVED):
             p.emit("POP_R64", register)
         return p
@@ -135,22 +121,74 @@ class _Depthwise(Program):
         """Constants stay in memory: sums have the registers."""
         return 0
 
-    def begin_row(self, number: int) -> None:
-        """Point to what a row of dst reads and writes."""
-        self.move(_DST_ROW, number)
-        self.emit("IMUL_R64_RM64", _DST_ROW, self.argument("dst_row"))
-        self.add(_DST_ROW, self.argument("dst"))
-        self.divide(number, self.argument("height"))
+    @property
+    def most_positions(self) -> int:
+        """Positions of a piece for which there are registers."""
+        return min(block.most_positions for block in self.kinds)
+
+    @property
+    def kinds(self) -> tuple[_Block, ...]:
+        """The kinds of blocks, from the first in a row."""
+        return (_Pair(self), _Single(self)) if self.bf16 else (_Single(self),)
+
+    def begin(self) -> None:
+        """Remember this thread's first row, the first block of it, and the number of blocks."""
+        self.emit("SUB_R64_RM64", _LEFT_OF_PIECES, _BLOCK)
+        self.put(_LEFT, _LEFT_OF_PIECES)
+        self.divide(_BLOCK, self.argument("blocks"))
+        self.put(_ROW, Register.RAX)
+        self.put(_FIRST_BLOCK, Register.RDX)
+
+    def begin_row(self) -> None:
+        """Point to what a row of dst reads and writes, and to the block after its last."""
+        self.move(_DST_PIECE, _ROW)
+        self.divide(_DST_PIECE, self.argument("height"))
+        self.emit("IMUL_R64_RM64", _DST_PIECE, self.argument("dst_row"))
+        self.add(_DST_PIECE, self.argument("dst"))
         self.point(_ENTRIES, "rows", Register.RDX, 8 * ROW_ENTRIES)
-        self.point(_SRC_ROW, "src", Register.RAX, "src_image")
-        self.add(_SRC_ROW, at(_ENTRIES, _START))
+        self.point(_SRC_PIECE, "src", Register.RAX, "src_image")
+        self.add(_SRC_PIECE, at(_ENTRIES, _START))
         self.move(_TABLE, self.argument("table"))
+        self.move(_END, _FIRST_BLOCK)
+        self.add(_END, _LEFT)
+        self.emit("CMP_R64_RM64", _END, self.argument("blocks"))
+        self.emit("CMOVA_R64_RM64", _END, self.argument("blocks"))
+
+    def end_row(self) -> None:
+        """Go to the next row; the flag of zero says that nothing is left."""
+        self.emit("INC_RM64", _ROW)
+        self.move(_BLOCK, _FIRST_BLOCK)
+        self.emit("SUB_R64_RM64", _END, _BLOCK)
+        self.emit("XOR_R32_RM32", Register.R8D, Register.R8D)
+        self.put(_FIRST_BLOCK, _BLOCK)
+        self.emit("SUB_RM64_R64", _LEFT, _END)
+
+    def piece(self, positions: int, inside: _Inside) -> None:
+        """Add the instructions of a piece of a row: of each block of channels."""
+        name = self._new_label()
+        self.move(_BLOCK, _FIRST_BLOCK)
+        self.label(name)
+        self.begin_block()
+        *pairs, single = self.kinds
+        for block in pairs:
+            self.emit("CMP_R64_RM64", _BLOCK, self.argument("pairs"))
+            self.branch("JAE_REL32_64", f"single {name}")
+            self.compute(block, positions, inside)
+            self.branch("JMP_REL32_64", f"next {name}")
+            self.label(f"single {name}")
+        self.compute(single, positions, inside)
+        self.label(f"next {name}")
+        self.emit("INC_RM64", _BLOCK)
+        self.emit("CMP_R64_RM64", _BLOCK, _END)
+        self.branch("JB_REL32_64", name)
+        self.advance(positions * self.row.stride * self.pixel, _SRC_PIECE)
+        self.advance(positions * self.pixel, _DST_PIECE)
 
     def begin_block(self) -> None:
         """Point to the channels of a block."""
         self.point(_TAP, "channels", _BLOCK, 8)
         self.move(_TAP, at(_TAP))
-        for pointer, start in ((_SRC, _SRC_ROW), (_DST, _DST_ROW)):
+        for pointer, start in ((_SRC, _SRC_PIECE), (_DST, _DST_PIECE)):
             self.move(pointer, start)
             self.add(pointer, _TAP)
         self.move(_WEIGHTS, self.argument("weights"))
@@ -162,19 +200,18 @@ class _Depthwise(Program):
         for _ in range(4 // self.number_nbytes):  # the bias is f32
             self.add(_BIAS, _TAP)
 
-    def compute(self, block: _Block) -> None:
-        """Add the instructions of a block of channels of a row."""
-        for positions, inside, times in _pieces(self.row, block.most_positions):
-            self.immediate("MOV_RM64_IMM32", _LEFT_OF_PIECES, times)
-            with self.repeat(_LEFT_OF_PIECES, _LEFT_OF_PIECES):
-                block.start(positions)
-                with self._rows():
-                    for tap in range(self.row.window):
-                        block.load_weights(tap, at(_TAP, tap * self.pixel))
-                    self._columns(block, inside)
-                block.finish(positions)
-                self.advance(positions * self.row.stride * self.pixel, _SRC)
-                self.advance(positions * self.pixel, _DST)
+    def compute(self, block: _Block, positions: int, inside: _Inside) -> None:
+        """Add the instructions of a block of channels of a piece."""
+        block.start(positions)
+        with self._rows():
+            for tap in range(self.row.window):
+                block.load_weights(tap, at(_TAP, tap * self.pixel))
+            self._columns(block, inside)
+        block.finish(positions)
+
+    def put(self, place: MemoryOperand, register: int) -> None:
+        """Store a register."""
+        self.emit("MOV_RM64_R64", place, register)
 
     @contextmanager
     def _rows(self) -> Iterator[None]:
