@@ -62,6 +62,9 @@ _SLOW = {
 #: the same for types narrower than f32, converted one by one: 12 ns for a number of f32, 31 of bf16
 _SLOW_NARROW = {"simple_nchw:any": 0.004}
 
+#: the kind of a sum with one channel per group
+_DEPTHWISE = 2
+
 #: elements of f32 in a vector of AVX2
 _AVX2_LANES = 8
 
@@ -152,7 +155,10 @@ class ModelCosts:
                 arithmetic = max(arithmetic, moved) / efficiency("ref")
         else:
             src, weights, out = _roles(linear, operands, sizes[0])
-            reached = efficiency(candidate.impl, shape_of(linear, src, weights))
+            shape = shape_of(linear, src, weights)
+            if shape == _DEPTHWISE:  # vectors compute it in f32, and the peak of narrower types is that of matrices
+                peak = self.peaks.flops[DataType.F32]
+            reached = efficiency(candidate.impl, shape)
             reached *= filled(candidate.impl, self._lanes, linear, src, weights)
             if self._lanes > _AVX2_LANES and candidate.impl.endswith(":avx2"):
                 reached *= _AVX2_LANES / self._lanes
@@ -183,7 +189,8 @@ class ModelCosts:
         for post_op, before, behind in zip(post_ops, sizes, sizes[1:], strict=False):
             if post_op.op == "convolution" and post_op.operand is not None:
                 window = prod(operands[post_op.operand].dims[1:])
-                arithmetic += 2.0 * window * prod(behind.dims) / (peak * efficiency("jit_dw", 2))
+                depthwise = self.peaks.flops[DataType.F32] * efficiency("jit_dw", _DEPTHWISE)
+                arithmetic += 2.0 * window * prod(behind.dims) / depthwise
             elif candidate.impl.startswith(AS_GRADIENT):
                 arithmetic += _GRADIENT_TAIL[_tail_kind(post_op)] * prod(before.dims) / peak
             elif linear is not None and linear.windowed and is_general(candidate.impl):
