@@ -65,6 +65,9 @@ _SLOW_NARROW = {"simple_nchw:any": 0.004}
 #: the kind of a sum with one channel per group
 _DEPTHWISE = 2
 
+#: a pair of convolutions that runs as two kernels, and writes and reads the tensor between them
+_TWO_KERNELS = "ref_fused_convolution"
+
 #: elements of f32 in a vector of AVX2
 _AVX2_LANES = 8
 
@@ -189,8 +192,10 @@ class ModelCosts:
         for post_op, before, behind in zip(post_ops, sizes, sizes[1:], strict=False):
             if post_op.op == "convolution" and post_op.operand is not None:
                 window = prod(operands[post_op.operand].dims[1:])
-                depthwise = self.peaks.flops[DataType.F32] * efficiency("jit_dw", _DEPTHWISE)
-                arithmetic += 2.0 * window * prod(behind.dims) / depthwise
+                depthwise = efficiency(candidate.impl[candidate.impl.find("jit_dw") :], _DEPTHWISE)
+                arithmetic += 2.0 * window * prod(behind.dims) / (self.peaks.flops[DataType.F32] * depthwise)
+                if candidate.impl.startswith(_TWO_KERNELS):
+                    moved += 2 * before.nbytes * self._cached
             elif candidate.impl.startswith(AS_GRADIENT):
                 arithmetic += _GRADIENT_TAIL[_tail_kind(post_op)] * prod(before.dims) / peak
             elif linear is not None and linear.windowed and is_general(candidate.impl):
