@@ -192,7 +192,7 @@ class ModelCosts:
         for post_op, before, behind in zip(post_ops, sizes, sizes[1:], strict=False):
             if post_op.op == "convolution" and post_op.operand is not None:
                 window = prod(operands[post_op.operand].dims[1:])
-                depthwise = efficiency(candidate.impl[candidate.impl.find("jit_dw") :], _DEPTHWISE)
+                depthwise = efficiency("jit_dw" + candidate.impl.partition("jit_dw")[2], _DEPTHWISE)
                 arithmetic += 2.0 * window * prod(behind.dims) / (self.peaks.flops[DataType.F32] * depthwise)
                 if candidate.impl.startswith(_TWO_KERNELS):
                     moved += 2 * before.nbytes * self._cached
