@@ -13,6 +13,7 @@ from fmtprop.jit.gemv import GemvKernel, Tail
 from fmtprop.jit.grouped_convolution import GroupedConvolutionKernel
 from fmtprop.jit.kernel import ALONE_NBYTES, CHUNK_NBYTES, Kernel, Work, kernel_for, on_one_thread, unavailable
 from fmtprop.jit.memory import no_code
+from fmtprop.jit.nbits import NBitsKernel
 from fmtprop.jit.norms import GroupNormKernel
 from fmtprop.jit.rms_norm import RmsNormKernel
 from fmtprop.jit.rotary import RotaryKernel
@@ -36,6 +37,7 @@ __all__ = [
     "GroupNormKernel",
     "GroupedConvolutionKernel",
     "Kernel",
+    "NBitsKernel",
     "RmsNormKernel",
     "RotaryKernel",
     "StandaloneKernel",

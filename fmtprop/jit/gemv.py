@@ -34,7 +34,7 @@ _DISPLACEMENT_LIMIT = 1 << 31
 MOST_POST_OPS: Final = 4
 
 #: tensors that a task reads or writes at its outputs
-_AT_OUTPUTS = ("bias", "dst", *(f"post_op_{number}" for number in range(MOST_POST_OPS)))
+AT_OUTPUTS: Final = ("bias", "dst", *(f"post_op_{number}" for number in range(MOST_POST_OPS)))
 
 #: oneDNN's algorithms of binary post-ops that a kernel has
 _BINARY = frozenset({"add", "sub", "mul", "div"})
@@ -44,9 +44,9 @@ class GemvArguments(Arguments):
     """Arguments of the code."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("src", "weights", "table", *_AT_OUTPUTS)),
-        *((f"{name}_item", c_uint64) for name in ("src", "weights", *_AT_OUTPUTS)),
-        *((f"{name}_row", c_uint64) for name in _AT_OUTPUTS),
+        *((name, c_void_p) for name in ("src", "weights", "table", *AT_OUTPUTS)),
+        *((f"{name}_item", c_uint64) for name in ("src", "weights", *AT_OUTPUTS)),
+        *((f"{name}_row", c_uint64) for name in AT_OUTPUTS),
         *((name, c_uint64) for name in ("tasks", "item", "last", "row", "gap", "blocks", "vectors", "rows")),
     )
 

@@ -19,18 +19,18 @@ from fmtprop.jit.program import ARITHMETIC, THREAD, THREADS, Program, with_table
 from fmtprop.layout import DataType
 
 #: the thread's current task, and the task after its last
-_ITEM, _END = Register.R8, Register.R9
+ITEM, END = Register.R8, Register.R9
 
 #: the first output of a task; the outputs, then the vectors of a row, that are left
-_FIRST, _LEFT, _LEFT_INSIDE = Register.R10, Register.RCX, Register.RAX
+FIRST, _LEFT, _LEFT_INSIDE = Register.R10, Register.RCX, Register.RAX
 
-_SRC_ROWS, _SRC, _WEIGHTS, _SUM = Register.RDX, Register.RSI, Register.RDI, Register.R11
+SRC_ROWS, _SRC, WEIGHTS, SUM = Register.RDX, Register.RSI, Register.RDI, Register.R11
 
 #: after the sums: the row, the place of one of its numbers, and the bytes to this place
 _ROW, _PLACE, _STEP = Register.RCX, Register.RAX, Register.RSI
 
 #: places in the frame: the item of a task, and its sums
-_ITEM_OF_TASK, _SUMS = 0, 64
+_ITEM_OF_TASK, SUMS = 0, 64
 
 #: where functions expect their constants
 _TABLE = Register.RDX
@@ -45,7 +45,7 @@ _SIDE_BY_SIDE: Final = (4, 2)
 #: bytes between a load of weights and its prefetch to the second cache, a page: the hardware's own ends with a page.
 #: On Zen 4, this reads 41 to 46 GB/s with two threads, as a sum of all numbers does; 26 to 37 without, 24 to 34 with a
 #: prefetch to the first cache. With several outputs side by side, the distance is so many pages
-_AHEAD_NBYTES: Final = 4096
+AHEAD_NBYTES: Final = 4096
 
 
 def gemv(
@@ -78,40 +78,36 @@ def _assembled(
     tail: Sequence[Tail],
     rows: Sequence[int],
     numbers: tuple[bytes, ...],
-) -> _Gemv:
-    p = _Gemv(isa, GemvArguments, bf16=dtype is DataType.BF16)
-    p.share(_ITEM, _END, "tasks")
-    frame = _SUMS + len(rows) * isa.nbytes
+) -> GemvProgram:
+    p = GemvProgram(isa, GemvArguments, bf16=dtype is DataType.BF16)
+    p.share(ITEM, END, "tasks")
+    frame = SUMS + len(rows) * isa.nbytes
     p.advance(-frame, Register.RSP)
-    with p.until(_ITEM, _END):
+    with p.until(ITEM, END):
         p.begin()
         p.sums(rows)
-        p.move(_TABLE, p.argument("table"))
-        p.load_numbers(numbers)
-        p.emit("LEA_R64_M", _SUM, at(Register.RSP, _SUMS))
-        p.emit("XOR_R32_RM32", Register.ECX, Register.ECX)
-        with p.until(_ROW, p.argument("rows")):
-            p.finish(dst, bias, tail)
-            p.advance(isa.nbytes, _SUM)
+        p.finish_rows(numbers, dst, bias, tail)
     p.advance(frame, Register.RSP)
     return p
 
 
-class _Gemv(Program):
+class GemvProgram(Program):
+    """The program under construction; kernels of other matrices compute the sums of a task in their own way."""
+
     def begin(self) -> None:
         """Point to the weights and rows of a task; an item's last task may begin within the one before."""
-        self.divide(_ITEM, self.argument("item"))
+        self.divide(ITEM, self.argument("item"))
         self.emit("MOV_RM64_R64", at(Register.RSP, _ITEM_OF_TASK), Register.RAX)
-        self.move(_FIRST, Register.RDX)
-        self.immediate("SHL_RM64_IMM8", _FIRST, self.isa.lanes.bit_length() - 1)
-        self.emit("CMP_R64_RM64", _FIRST, self.argument("last"))
-        self.emit("CMOVA_R64_RM64", _FIRST, self.argument("last"))
-        self.point(_WEIGHTS, "weights", Register.RAX, "weights_item")
-        self.point(_SRC_ROWS, "src", Register.RAX, "src_item")
-        self.move(_SRC, _FIRST)
+        self.move(FIRST, Register.RDX)
+        self.immediate("SHL_RM64_IMM8", FIRST, self.isa.lanes.bit_length() - 1)
+        self.emit("CMP_R64_RM64", FIRST, self.argument("last"))
+        self.emit("CMOVA_R64_RM64", FIRST, self.argument("last"))
+        self.point(WEIGHTS, "weights", Register.RAX, "weights_item")
+        self.point(SRC_ROWS, "src", Register.RAX, "src_item")
+        self.move(_SRC, FIRST)
         self.emit("IMUL_R64_RM64", _SRC, self.argument("row"))
-        self.add(_WEIGHTS, _SRC)
-        self.emit("LEA_R64_M", _SUM, at(Register.RSP, _SUMS))
+        self.add(WEIGHTS, _SRC)
+        self.emit("LEA_R64_M", SUM, at(Register.RSP, SUMS))
 
     def sums(self, rows: Sequence[int]) -> None:
         """Compute the sums of a task: each vector of weights is loaded once, for all rows."""
@@ -125,23 +121,23 @@ class _Gemv(Program):
         sums = [[list(islice(free, count)) for _ in range(outputs)] for _ in rows]
         self.move(_PITCH, self.argument("row"))
         self.emit("LEA_R64_M", _FOURTH, MemoryOperand(_PITCH, _PITCH, 2))
-        self.add(_FOURTH, _WEIGHTS)
+        self.add(_FOURTH, WEIGHTS)
         self.immediate("MOV_RM64_IMM32", _LEFT, self.isa.lanes // outputs)
         with self.repeat(_LEFT, _LEFT):
             for one in chain(*chain(*sums)):
                 self.zero(one)
-            self.move(_SRC, _SRC_ROWS)
+            self.move(_SRC, SRC_ROWS)
             for vectors in self.vectors(CHAINS, _LEFT_INSIDE):
                 for vector in range(vectors):
                     own = [[one[vector % count] for one in row] for row in sums]
                     self._multiply(rows, own, vector * self.isa.nbytes)
-                self.advance(vectors * self.isa.nbytes, _SRC, _WEIGHTS, _FOURTH)
+                self.advance(vectors * self.isa.nbytes, _SRC, WEIGHTS, _FOURTH)
             for number, row in enumerate(sums):
                 for output, own_sums in enumerate(row):
                     self.across(own_sums)
-                    self.emit("VEX_VMOVSS_M32_XMM", at(_SUM, number * self.isa.nbytes + output * 4), Register.XMM0)
-            self.advance(4 * outputs, _SUM)
-            for pointer in (_WEIGHTS, _FOURTH):
+                    self.emit("VEX_VMOVSS_M32_XMM", at(SUM, number * self.isa.nbytes + output * 4), Register.XMM0)
+            self.advance(4 * outputs, SUM)
+            for pointer in (WEIGHTS, _FOURTH):
                 self.add(pointer, self.argument("gap"))
                 for _ in range(outputs - 1):
                     self.add(pointer, _PITCH)
@@ -151,7 +147,7 @@ class _Gemv(Program):
         multiply, outputs = "VDPBF16PS" if self.bf16 else "VFMADD231PS", len(sums[0])
         weights, src = [self.register(index) for index in range(outputs)], self.register(max(outputs, 2))
         for output, x in enumerate(weights):
-            self.emit("PREFETCHT2_M8", _at_weights(output, place + _AHEAD_NBYTES * outputs))
+            self.emit("PREFETCHT2_M8", _at_weights(output, place + AHEAD_NBYTES * outputs))
             if len(rows) > 1:
                 self.v("VMOVUPS", x, _at_weights(output, place))
         for row, own in zip(rows, sums, strict=True):
@@ -159,10 +155,20 @@ class _Gemv(Program):
             for output, one in enumerate(own):
                 self.v(multiply, one, src, weights[output] if len(rows) > 1 else _at_weights(output, place))
 
+    def finish_rows(self, numbers: Sequence[bytes], dst: DataType, bias: DataType | None, tail: Sequence[Tail]) -> None:
+        """Apply bias and post-ops to the sums of all rows of a task; they lie in the frame, a vector for each row."""
+        self.move(_TABLE, self.argument("table"))
+        self.load_numbers(numbers)
+        self.emit("LEA_R64_M", SUM, at(Register.RSP, SUMS))
+        self.emit("XOR_R32_RM32", Register.ECX, Register.ECX)
+        with self.until(_ROW, self.argument("rows")):
+            self.finish(dst, bias, tail)
+            self.advance(self.isa.nbytes, SUM)
+
     def finish(self, dst: DataType, bias: DataType | None, tail: Sequence[Tail]) -> None:
         """Apply bias and post-ops to a row's sums of a task, and store them."""
         x, y = self.register(0), self.register(1)
-        self.v("VMOVUPS", x, at(_SUM))
+        self.v("VMOVUPS", x, at(SUM))
         if bias is not None:
             self._read(y, "bias", bias)
             self.v("VADDPS", x, x, y)
@@ -174,13 +180,13 @@ class _Gemv(Program):
                 self._read(y, f"post_op_{number}", one.dtype, is_number=one.is_number)
                 self.v(ARITHMETIC[one.alg], x, x, y)
         self._find("dst", dst)
-        with self._numbers_of(dst):
+        with self.numbers_of(dst):
             self.store(at(_PLACE), x)
 
     def _read(self, x: int, name: str, dtype: DataType, *, is_number: bool = False) -> None:
         """Load the numbers of a task's outputs, or one number for all."""
         self._find(name, dtype, is_number=is_number)
-        with self._numbers_of(dtype):
+        with self.numbers_of(dtype):
             (self.load_one if is_number else self.load)(x, at(_PLACE))
 
     def _find(self, name: str, dtype: DataType, *, is_number: bool = False) -> None:
@@ -191,11 +197,11 @@ class _Gemv(Program):
         self.emit("IMUL_R64_RM64", _STEP, self.argument(f"{name}_row"))
         self.add(_PLACE, _STEP)
         if not is_number:
-            self.add(_PLACE, _FIRST)
+            self.add(_PLACE, FIRST)
         self.point(_PLACE, name, _PLACE, dtype.nbytes)
 
     @contextmanager
-    def _numbers_of(self, dtype: DataType) -> Iterator[None]:
+    def numbers_of(self, dtype: DataType) -> Iterator[None]:
         """Let loads and stores of the block treat numbers in memory as this data type."""
         before, self.bf16 = self.bf16, dtype is DataType.BF16
         yield
@@ -205,5 +211,5 @@ class _Gemv(Program):
 def _at_weights(output: int, place: int) -> MemoryOperand:
     """Return the operand `place` bytes behind the pointer to the weights of one of four outputs."""
     if output == 0:
-        return at(_WEIGHTS, place)
-    return at(_FOURTH, place) if output == 3 else MemoryOperand(_WEIGHTS, _PITCH, output, place, 8)
+        return at(WEIGHTS, place)
+    return at(_FOURTH, place) if output == 3 else MemoryOperand(WEIGHTS, _PITCH, output, place, 8)

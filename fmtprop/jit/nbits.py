@@ -1,0 +1,159 @@
+"""Kernels of products of a few rows and a matrix of 4- or 8-bit codes, which are decoded in registers.
+
+A step of a language model reads all its weights once: fewer bits are the only way to be faster than the memory. A code
+`q` of a group stands for ``(q - zero point) * scale``, in f32; products and sums are f32 too, so results are those of
+the decoded matrix.
+
+Threads share the outputs, as in :mod:`fmtprop.jit.gemv`. Each thread first writes the rows of src to an area of its
+own, as f32; for 4 bits, the numbers at even places of a unit come before those at odd places. A byte has the codes of
+two neighbours, so the low halves of a unit's bytes meet the first part, the high halves the second, and the matrix
+stays as files have it.
+"""
+
+from __future__ import annotations
+
+from ctypes import addressof, c_byte, c_uint64, c_void_p
+from dataclasses import dataclass
+from struct import pack
+from typing import Final
+
+from fmtprop.jit.gemv import AT_OUTPUTS, MOST_POST_OPS, Tail
+from fmtprop.jit.isa import Isa
+from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, threads_for
+from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
+from fmtprop.layout import DataType
+
+#: alignment of a thread's area, a line of cache
+_LINE_NBYTES: Final = 64
+
+#: limit of the bytes from the first row of an area to the last: they are a displacement in the code
+_DISPLACEMENT_LIMIT: Final = 1 << 31
+
+#: units of a group whose instructions follow one another, without a loop; longer groups are decoded in parts
+MOST_UNITS: Final = 8
+
+
+class NBitsArguments(Arguments):
+    """Arguments of the code."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("src", "weights", "scales", "zero_points", "data", "table", *AT_OUTPUTS)),
+        *((f"{name}_item", c_uint64) for name in ("src", "weights", *AT_OUTPUTS)),
+        *((f"{name}_row", c_uint64) for name in ("src", *AT_OUTPUTS)),
+        *((name, c_uint64) for name in ("tasks", "item", "last", "row", "scales_row", "rows", "groups", "units")),
+        *((name, c_uint64) for name in ("areas", "area")),
+    )
+
+
+def unit(machine: Isa) -> int:
+    """Return the codes that are decoded together: two vectors of numbers."""
+    return 2 * machine.lanes
+
+
+def most_rows(machine: Isa) -> int:
+    """Return the most rows, by the registers that hold sums: beyond, the matrix is better decoded once for all rows."""
+    return machine.registers // 2
+
+
+@dataclass(frozen=True)
+class NBitsKernel(StandaloneKernel):
+    """``dst[m, n] = tail(sum over k of src[m, k] * decoded[n, k] + bias[n])``.
+
+    Parameters
+    ----------
+    outputs, depth : int
+        Rows of the matrix, and codes of a row.
+    bits : {4, 8}
+        Bits of a code: without sign, two to a byte and the first in its low half; or a signed byte.
+    group : int
+        Codes that share a scale.
+    src, dst : DataType
+        Data types of src and dst.
+    has_zero_points : bool
+        Whether each group has a zero point, in f32; otherwise it is 8 for 4 bits, and 0 for 8.
+    bias : DataType or None
+        Data type of the bias; None without one.
+    tail : tuple of Tail
+        The post-ops.
+    rows : int
+        Rows of src.
+    row_steps : tuple of (str, int)
+        Name of src, dst or another tensor at the outputs, and numbers from row to row; those that are not named are the
+        same for all rows.
+    """
+
+    stem = "nbits"
+
+    outputs: int
+    depth: int
+    bits: int
+    group: int
+    src: DataType
+    dst: DataType
+    has_zero_points: bool = False
+    bias: DataType | None = None
+    tail: tuple[Tail, ...] = ()
+    rows: int = 1
+    row_steps: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether this machine has such a kernel, for these sizes."""
+        machine = isa()
+        if not serves(self.src, self.dst, self.bias or DataType.F32):
+            return False
+        if len(self.tail) > MOST_POST_OPS or not all(one.is_written for one in self.tail):
+            return False
+        if not 0 < self.rows <= most_rows(machine) or self.rows * self.depth * 4 >= _DISPLACEMENT_LIMIT:
+            return False
+        whole = self.group % unit(machine) == 0 and self.depth % self.group == 0
+        return whole and self.depth > 0 and self.outputs >= machine.lanes
+
+    def assembled(self) -> Kernel:
+        """Return the code; problems that differ only in the number of outputs share it."""
+        return assembled("nbits_program", "nbits", isa(), self._without_sizes())
+
+    def _without_sizes(self) -> NBitsKernel:
+        return NBitsKernel(
+            *(0, self.depth, self.bits, self.group, self.src, self.dst, self.has_zero_points, self.bias, self.tail),
+            rows=self.rows,
+        )
+
+    @property
+    def units(self) -> int:
+        """Units that follow one another in the code; a group has a whole number of such parts."""
+        count = self.group // unit(isa())
+        return next(size for size in range(min(count, MOST_UNITS), 0, -1) if count % size == 0)
+
+    def work(self, threads: int) -> StandaloneWork:
+        """Return the kernel with arguments; its tensors are set later."""
+        machine, row = isa(), self.depth * self.bits // 8
+        threads = max(1, threads_for(self.outputs * row, threads))
+        area = -(-self.rows * self.depth * 4 // _LINE_NBYTES) * _LINE_NBYTES
+        block = (c_byte * (threads * area + 2 * _LINE_NBYTES))()
+        data = (c_byte * (len(levels := _levels(machine)))).from_buffer_copy(levels)
+        steps = dict(self.row_steps)
+        arguments = NBitsArguments(
+            **{f"{name}_row": step for name, step in steps.items() if name != "src"},
+            src_row=steps.get("src", 0) * self.src.nbytes,
+            table=addressof(self.kernel.rows),
+            data=addressof(data),
+            tasks=-(-self.outputs // machine.lanes),
+            item=-(-self.outputs // machine.lanes),
+            last=self.outputs - machine.lanes,
+            row=row,
+            scales_row=self.depth // self.group * 4,
+            rows=self.rows,
+            groups=self.depth // self.group,
+            units=self.depth // unit(machine),
+            areas=addressof(block) // _LINE_NBYTES * _LINE_NBYTES + _LINE_NBYTES,
+            area=area,
+        )
+        return StandaloneWork(self.kernel, arguments, threads, keep=(block, data))
+
+
+def _levels(machine: Isa) -> bytes:
+    """Return the numbers of 4-bit codes, with zero point 8 and without, and the even and odd places of two vectors."""
+    lanes, two = machine.lanes, range(0, 2 * machine.lanes, 2)
+    numbers = pack("<16f", *(q - 8.0 for q in range(16))) + pack("<16f", *map(float, range(16)))
+    return numbers + pack(f"<{lanes}i", *two) + pack(f"<{lanes}i", *(place + 1 for place in two))

@@ -1,0 +1,206 @@
+"""The program of products with a matrix of codes: the instructions for a thread's share of the outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import count as count_from
+from itertools import islice
+from typing import Final
+
+from iced_x86 import Register
+
+from fmtprop.jit.assembler import at
+from fmtprop.jit.gemv_program import AHEAD_NBYTES, END, FIRST, ITEM, SRC_ROWS, SUM, SUMS, WEIGHTS, GemvProgram
+from fmtprop.jit.isa import AVX512, Isa
+from fmtprop.jit.nbits import NBitsArguments, NBitsKernel, unit
+from fmtprop.jit.program import THREAD, THREADS, with_table
+
+#: places in the frame, beside that of the item: the rows of this thread, and the task after its last
+_AREA, _LAST_TASK = 8, 16
+
+#: the numbers of the rows, and the scales and zero points of the groups: nothing asks for threads any more
+_X, _SCALES, _ZERO_POINTS = Register.RSI, THREADS, THREAD
+
+#: numbers that 4-bit codes stand for
+_LEVELS = Register.RDX
+
+#: outputs, groups and parts of a group that are left
+_OUTPUTS, _GROUPS, _PARTS = Register.RCX, Register.RAX, END
+
+#: from the start of the program's data: the numbers of codes without a zero point; places of even and odd numbers
+_WITHOUT_ZERO_POINT, _EVEN_PLACES = 64, 128
+
+#: bytes of a scale or zero point
+_SCALE_NBYTES: Final = 4
+
+#: vectors of sums of one row, if there are registers for them: one waits for four cycles for its last addition
+_CHAINS: Final = 4
+
+#: first registers of two vectors of numbers, of what makes them, and of sums
+_DECODED, _SCALE, _ZERO_POINT, _LEVEL, _FIRST_SUM = 2, 4, 5, 6, 8
+
+
+def nbits(isa: Isa, kernel: NBitsKernel) -> tuple[bytes, bytes]:
+    """Return the program, and the table of constants that it reads."""
+    return with_table(partial(_assembled, isa, kernel))
+
+
+def _assembled(isa: Isa, kernel: NBitsKernel, numbers: Sequence[bytes]) -> _NBits:
+    p = _NBits(isa, kernel)
+    p.share(ITEM, END, "tasks")
+    frame = SUMS + kernel.rows * isa.nbytes
+    p.advance(-frame, Register.RSP)
+    p.emit("MOV_RM64_R64", at(Register.RSP, _LAST_TASK), END)
+    p.fill_area()
+    with p.until(ITEM, at(Register.RSP, _LAST_TASK)):
+        p.begin()
+        p.sums_of_codes()
+        p.finish_rows(numbers, kernel.dst, kernel.bias, kernel.tail)
+    p.advance(frame, Register.RSP)
+    return p
+
+
+class _NBits(GemvProgram):
+    def __init__(self, isa: Isa, kernel: NBitsKernel) -> None:
+        super().__init__(isa, NBitsArguments, bf16=False)
+        self._kernel = kernel
+        self._row = kernel.depth * 4
+
+    # ------------------------------------------------------------------ rows of src
+
+    def fill_area(self) -> None:
+        """Write the rows of src to this thread's area, as f32; for 4 bits, even places of a unit before odd ones."""
+        src, dst = Register.RSI, Register.RDI
+        self.point(dst, "areas", THREAD, "area")
+        self.emit("MOV_RM64_R64", at(Register.RSP, _AREA), dst)
+        self.move(SRC_ROWS, self.argument("src"))
+        self.move(Register.RAX, self.argument("data"))
+        x, y, nbytes = self.register(0), self.register(1), self.isa.lanes * self._kernel.src.nbytes
+        for _ in range(self._kernel.rows):
+            self.move(src, SRC_ROWS)
+            with self.repeat(self.argument("units"), Register.RCX):
+                with self.numbers_of(self._kernel.src):
+                    self.load(x, at(src))
+                    self.load(y, at(src, nbytes))
+                both = self._parted(x, y) if self._kernel.bits == 4 else (x, y)
+                for index, one in enumerate(both):
+                    self.v("VMOVUPS <", at(dst, index * self.isa.nbytes), one)
+                self.advance(2 * nbytes, src)
+                self.advance(2 * self.isa.nbytes, dst)
+            self.add(SRC_ROWS, self.argument("src_row"))
+
+    def _parted(self, x: int, y: int) -> tuple[int, int]:
+        """Return the numbers at even places of two vectors, and those at odd places."""
+        even, odd = self.register(2), self.register(3)
+        if self.isa is AVX512:
+            for index, one in enumerate((even, odd)):
+                self.v("VMOVUPS", one, at(Register.RAX, _EVEN_PLACES + index * self.isa.nbytes))
+                self.v("VPERMI2PS", one, x, y)
+            return even, odd
+        for one, pairs in ((even, 0x88), (odd, 0xDD)):
+            self.v("VSHUFPS", one, x, y, immediate=pairs)
+            self.v("VPERMPD", one, one, immediate=0xD8)
+        return even, odd
+
+    # ------------------------------------------------------------------ sums
+
+    def sums_of_codes(self) -> None:
+        """Compute the sums of a task, one output after the other; each vector of codes is decoded once for all rows."""
+        kernel = self._kernel
+        count = max(1, min(_CHAINS, (self.isa.registers - _FIRST_SUM) // kernel.rows))
+        free = map(self.register, count_from(_FIRST_SUM))
+        sums = [list(islice(free, count)) for _ in range(kernel.rows)]
+        for pointer, name in ((_SCALES, "scales"), (_ZERO_POINTS, "zero_points")):
+            if name == "scales" or kernel.has_zero_points:
+                self.point(pointer, name, FIRST, "scales_row")
+        self.move(_LEVELS, self.argument("data"))
+        if not kernel.has_zero_points and kernel.bits == 4 and self.isa is not AVX512:
+            self._broadcast_eight()
+        self.immediate("MOV_RM64_IMM32", _OUTPUTS, self.isa.lanes)
+        with self.repeat(_OUTPUTS, _OUTPUTS):
+            for row in sums:
+                for one in row:
+                    self.zero(one)
+            self.move(_X, at(Register.RSP, _AREA))
+            with self.repeat(self.argument("groups"), _GROUPS):
+                self._group(sums)
+            for number, row in enumerate(sums):
+                self.across(row)
+                self.emit("VEX_VMOVSS_M32_XMM", at(SUM, number * self.isa.nbytes), Register.XMM0)
+            self.advance(4, SUM)
+
+    def _group(self, sums: Sequence[Sequence[int]]) -> None:
+        """Add the products of a group."""
+        kernel, machine = self._kernel, self.isa
+        scale, zero = self.register(_SCALE), self.register(_ZERO_POINT)
+        self.v("VBROADCASTSS", scale, at(_SCALES))
+        self.advance(_SCALE_NBYTES, _SCALES)
+        if kernel.has_zero_points:
+            self.v("VBROADCASTSS", zero, at(_ZERO_POINTS))
+            self.advance(_SCALE_NBYTES, _ZERO_POINTS)
+        if kernel.bits == 4 and machine is AVX512:
+            level = self.register(_LEVEL)
+            if kernel.has_zero_points:
+                self.v("VMOVUPS", level, at(_LEVELS, _WITHOUT_ZERO_POINT))
+                self.v("VSUBPS", level, level, zero)
+                self.v("VMULPS", level, level, scale)
+            else:
+                self.v("VMULPS", level, scale, at(_LEVELS))
+        parts = kernel.group // unit(machine) // kernel.units
+        if parts == 1:
+            self._units(sums)
+            return
+        self.immediate("MOV_RM64_IMM32", _PARTS, parts)
+        with self.repeat(_PARTS, _PARTS):
+            self._units(sums)
+
+    def _units(self, sums: Sequence[Sequence[int]]) -> None:
+        """Add the products of some units that share a scale."""
+        kernel, machine = self._kernel, self.isa
+        nbytes = unit(machine) * kernel.bits // 8
+        for number in range(kernel.units):
+            if number * nbytes % 64 == 0:
+                self.emit("PREFETCHT2_M8", at(WEIGHTS, number * nbytes + AHEAD_NBYTES))
+            decoded = self._nibbles(number * nbytes) if kernel.bits == 4 else self._bytes(number * nbytes)
+            for half, one in enumerate(decoded):
+                place = 2 * number + half
+                for index, row in enumerate(sums):
+                    x = at(_X, index * self._row + place * machine.nbytes)
+                    self.v("VFMADD231PS", row[place % len(row)], one, x)
+        self.advance(kernel.units * nbytes, WEIGHTS)
+        self.advance(2 * kernel.units * machine.nbytes, _X)
+
+    def _nibbles(self, place: int) -> tuple[int, int]:
+        """Return the numbers of the low halves of a unit's bytes, and of the high halves."""
+        low, high = self.register(_DECODED), self.register(_DECODED + 1)
+        self.v("VPMOVZXBD", high, at(WEIGHTS, place))
+        if self.isa is AVX512:  # the codes are indices: of the numbers, higher bits do not count
+            level = self.register(_LEVEL)
+            self.v("VPERMPS", low, high, level)
+            self.v("VPSRLD", high, high, immediate=4)
+            self.v("VPERMPS", high, high, level)
+            return low, high
+        self.v("VPSLLD", low, high, immediate=28)
+        self.v("VPSRLD", low, low, immediate=28)
+        self.v("VPSRLD", high, high, immediate=4)
+        for one in (low, high):
+            self.v("VCVTDQ2PS", one, one)
+            self.v("VSUBPS", one, one, self.register(_ZERO_POINT))
+            self.v("VMULPS", one, one, self.register(_SCALE))
+        return low, high
+
+    def _broadcast_eight(self) -> None:
+        """Set the zero point of all groups: the number of code 8 without one."""
+        self.v("VBROADCASTSS", self.register(_ZERO_POINT), at(_LEVELS, _WITHOUT_ZERO_POINT + 8 * 4))
+
+    def _bytes(self, place: int) -> tuple[int, int]:
+        """Return the numbers of a unit's bytes."""
+        first, second = self.register(_DECODED), self.register(_DECODED + 1)
+        for index, one in enumerate((first, second)):
+            self.v("VPMOVSXBD", one, at(WEIGHTS, place + index * self.isa.lanes))
+            self.v("VCVTDQ2PS", one, one)
+            if self._kernel.has_zero_points:
+                self.v("VSUBPS", one, one, self.register(_ZERO_POINT))
+            self.v("VMULPS", one, one, self.register(_SCALE))
+        return first, second
