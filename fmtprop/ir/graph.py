@@ -188,9 +188,12 @@ class Graph:
         Parameters
         ----------
         names : iterable of str, optional
-            Default: the graph's inputs; then all other nodes depend only on constants.
+            Default: the graph's inputs, and nodes that take part in each run; then all others run once.
         """
-        found = {node.name for node in self.input_nodes} if names is None else set(names)
+        if names is None:
+            found = {name for name, node in self.entries() if node.op == "input" or node.attrs.each_run}
+        else:
+            found = set(names)
         waiting = [name for name in found if name in self._graph.nodes]
         while waiting:
             fresh = self._graph.succ[waiting.pop()].keys() - found

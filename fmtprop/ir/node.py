@@ -32,6 +32,10 @@ class Attrs:
     Subclasses validate themselves in ``__post_init__`` and raise :class:`~fmtprop.errors.ShapeError`.
     """
 
+    #: whether the op runs in each run even if all operands are constants: to keep its result would cost the memory that
+    #: its operands save
+    each_run: ClassVar[bool] = False
+
     def to_json(self) -> dict[str, Any]:
         """Return the attributes as plain JSON data."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}

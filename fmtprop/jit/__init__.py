@@ -13,7 +13,7 @@ from fmtprop.jit.gemv import GemvKernel, Tail
 from fmtprop.jit.grouped_convolution import GroupedConvolutionKernel
 from fmtprop.jit.kernel import ALONE_NBYTES, CHUNK_NBYTES, Kernel, Work, kernel_for, on_one_thread, unavailable
 from fmtprop.jit.memory import no_code
-from fmtprop.jit.nbits import NBitsKernel
+from fmtprop.jit.nbits import DecodeKernel, NBitsKernel
 from fmtprop.jit.norms import GroupNormKernel
 from fmtprop.jit.rms_norm import RmsNormKernel
 from fmtprop.jit.rotary import RotaryKernel
@@ -30,6 +30,7 @@ __all__ = [
     "BatchNormKernel",
     "Call",
     "CallList",
+    "DecodeKernel",
     "DepthwiseKernel",
     "FoldKernel",
     "GatherKernel",

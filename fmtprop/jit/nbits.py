@@ -40,7 +40,10 @@ class NBitsArguments(Arguments):
         *((name, c_void_p) for name in ("src", "weights", "scales", "zero_points", "data", "table", *AT_OUTPUTS)),
         *((f"{name}_item", c_uint64) for name in ("src", "weights", *AT_OUTPUTS)),
         *((f"{name}_row", c_uint64) for name in ("src", *AT_OUTPUTS)),
-        *((name, c_uint64) for name in ("tasks", "item", "last", "row", "scales_row", "rows", "groups", "units")),
+        *(
+            (name, c_uint64)
+            for name in ("tasks", "item", "last", "row", "scales_row", "rows", "groups", "units", "outputs")
+        ),
         *((name, c_uint64) for name in ("areas", "area")),
     )
 
@@ -106,8 +109,7 @@ class NBitsKernel(StandaloneKernel):
             return False
         if not 0 < self.rows <= most_rows(machine) or self.rows * self.depth * 4 >= _DISPLACEMENT_LIMIT:
             return False
-        whole = self.group % unit(machine) == 0 and self.depth % self.group == 0
-        return whole and self.depth > 0 and self.outputs >= machine.lanes
+        return _is_whole(self.group, self.depth) and self.outputs >= machine.lanes
 
     def assembled(self) -> Kernel:
         """Return the code; problems that differ only in the number of outputs share it."""
@@ -121,9 +123,13 @@ class NBitsKernel(StandaloneKernel):
 
     @property
     def units(self) -> int:
-        """Units that follow one another in the code; a group has a whole number of such parts."""
-        count = self.group // unit(isa())
-        return next(size for size in range(min(count, MOST_UNITS), 0, -1) if count % size == 0)
+        """Units that follow one another in the code."""
+        return _units(self.group)
+
+    @property
+    def number_nbytes(self) -> int:
+        """Bytes of a number of src in a thread's area."""
+        return 4
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
@@ -152,8 +158,77 @@ class NBitsKernel(StandaloneKernel):
         return StandaloneWork(self.kernel, arguments, threads, keep=(block, data))
 
 
+@dataclass(frozen=True)
+class DecodeKernel(StandaloneKernel):
+    """``dst[n, k] = (weights[n, k] - zero point) * scale``.
+
+    Parameters
+    ----------
+    outputs, depth, bits, group, dst, has_zero_points
+        See :class:`NBitsKernel`.
+    """
+
+    stem = "decode"
+
+    outputs: int
+    depth: int
+    bits: int
+    group: int
+    dst: DataType
+    has_zero_points: bool = False
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether this machine has such a kernel, for these sizes."""
+        return serves(self.dst) and _is_whole(self.group, self.depth) and self.outputs > 0
+
+    def assembled(self) -> Kernel:
+        """Return the code; matrices that differ only in sizes share it."""
+        sizes = 0, 0, self.bits, self.group, self.dst, self.has_zero_points
+        return assembled("nbits_program", "decode", isa(), DecodeKernel(*sizes))
+
+    @property
+    def units(self) -> int:
+        """Units that follow one another in the code."""
+        return _units(self.group)
+
+    @property
+    def number_nbytes(self) -> int:
+        """Bytes of a number of dst."""
+        return self.dst.nbytes
+
+    def work(self, threads: int) -> StandaloneWork:
+        """Return the kernel with arguments; its tensors are set later."""
+        data = (c_byte * (len(levels := _levels(isa())))).from_buffer_copy(levels)
+        row = self.depth * self.dst.nbytes
+        arguments = NBitsArguments(
+            data=addressof(data),
+            outputs=self.outputs,
+            row=self.depth * self.bits // 8,
+            dst_row=row,
+            scales_row=self.depth // self.group * 4,
+            groups=self.depth // self.group,
+        )
+        return StandaloneWork(self.kernel, arguments, threads_for(self.outputs * row, threads), keep=data)
+
+
+def _is_whole(group: int, depth: int) -> bool:
+    """Return whether groups are whole units, and rows are whole groups."""
+    return depth > 0 and group % unit(isa()) == 0 and depth % group == 0
+
+
+def _units(group: int) -> int:
+    """Return the units that follow one another in the code; a group has a whole number of such parts."""
+    count = group // unit(isa())
+    return next(size for size in range(min(count, MOST_UNITS), 0, -1) if count % size == 0)
+
+
 def _levels(machine: Isa) -> bytes:
-    """Return the numbers of 4-bit codes, with zero point 8 and without, and the even and odd places of two vectors."""
-    lanes, two = machine.lanes, range(0, 2 * machine.lanes, 2)
-    numbers = pack("<16f", *(q - 8.0 for q in range(16))) + pack("<16f", *map(float, range(16)))
-    return numbers + pack(f"<{lanes}i", *two) + pack(f"<{lanes}i", *(place + 1 for place in two))
+    """Return what programs read: numbers of 4-bit codes, with zero point 8 and without, and places of two vectors.
+
+    The places are those of the numbers at even and at odd places, and those that put two such vectors in turn.
+    """
+    lanes, even = machine.lanes, range(0, 2 * machine.lanes, 2)
+    in_turn = [place // 2 + place % 2 * lanes for place in range(2 * lanes)]
+    numbers = [*(q - 8.0 for q in range(16)), *map(float, range(16))]
+    return pack("<32f", *numbers) + pack(f"<{4 * lanes}i", *even, *(place + 1 for place in even), *in_turn)

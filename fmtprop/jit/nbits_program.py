@@ -1,8 +1,8 @@
-"""The program of products with a matrix of codes: the instructions for a thread's share of the outputs."""
+"""The programs of matrices of codes: of their products with a few rows, and of their decoding."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count as count_from
 from itertools import islice
@@ -13,7 +13,7 @@ from iced_x86 import Register
 from fmtprop.jit.assembler import at
 from fmtprop.jit.gemv_program import AHEAD_NBYTES, END, FIRST, ITEM, SRC_ROWS, SUM, SUMS, WEIGHTS, GemvProgram
 from fmtprop.jit.isa import AVX512, Isa
-from fmtprop.jit.nbits import NBitsArguments, NBitsKernel, unit
+from fmtprop.jit.nbits import DecodeKernel, NBitsArguments, NBitsKernel, unit
 from fmtprop.jit.program import THREAD, THREADS, with_table
 
 #: places in the frame, beside that of the item: the rows of this thread, and the task after its last
@@ -28,7 +28,8 @@ _LEVELS = Register.RDX
 #: outputs, groups and parts of a group that are left
 _OUTPUTS, _GROUPS, _PARTS = Register.RCX, Register.RAX, END
 
-#: from the start of the program's data: the numbers of codes without a zero point; places of even and odd numbers
+#: from the start of the program's data: the numbers of codes without a zero point; places of even and odd numbers, and
+#: behind them those that put even and odd numbers in turn
 _WITHOUT_ZERO_POINT, _EVEN_PLACES = 64, 128
 
 #: bytes of a scale or zero point
@@ -39,6 +40,10 @@ _CHAINS: Final = 4
 
 #: first registers of two vectors of numbers, of what makes them, and of sums
 _DECODED, _SCALE, _ZERO_POINT, _LEVEL, _FIRST_SUM = 2, 4, 5, 6, 8
+
+
+#: takes the place of a vector of codes in its part of a group, and the register with its numbers
+Use = Callable[[int, int], None]
 
 
 def nbits(isa: Isa, kernel: NBitsKernel) -> tuple[bytes, bytes]:
@@ -61,11 +66,142 @@ def _assembled(isa: Isa, kernel: NBitsKernel, numbers: Sequence[bytes]) -> _NBit
     return p
 
 
-class _NBits(GemvProgram):
-    def __init__(self, isa: Isa, kernel: NBitsKernel) -> None:
+def decode(isa: Isa, kernel: DecodeKernel) -> bytes:
+    """Return the program that decodes a thread's share of a matrix's rows."""
+    p = _Decoding(isa, kernel)
+    p.share(ITEM, END, "outputs")
+    p.emit("PUSH_R64", END)
+    for pointer, name, nbytes in ((WEIGHTS, "weights", "row"), (_X, "dst", "dst_row")):
+        p.point(pointer, name, ITEM, nbytes)
+    p.point_to_scales(ITEM)
+    with p.until(ITEM, at(Register.RSP)), p.repeat(p.argument("groups"), _GROUPS):
+        p.group(p.store_numbers)
+    p.advance(8, Register.RSP)
+    return p.finished()
+
+
+class _Codes(GemvProgram):
+    """Decodes the groups of a matrix one after the other."""
+
+    def __init__(self, isa: Isa, kernel: NBitsKernel | DecodeKernel) -> None:
         super().__init__(isa, NBitsArguments, bf16=False)
+        self._codes = kernel
+
+    def point_to_scales(self, row: int) -> None:
+        """Point to the scales and zero points of a row, and to the numbers of codes."""
+        self.point(_SCALES, "scales", row, "scales_row")
+        if self._codes.has_zero_points:
+            self.point(_ZERO_POINTS, "zero_points", row, "scales_row")
+        self.move(_LEVELS, self.argument("data"))
+        if not self._codes.has_zero_points and self._codes.bits == 4 and self.isa is not AVX512:
+            self.v("VBROADCASTSS", self.register(_ZERO_POINT), at(_LEVELS, _WITHOUT_ZERO_POINT + 8 * 4))
+
+    def group(self, use: Use) -> None:
+        """Decode a group, and point to the next one."""
+        codes, machine = self._codes, self.isa
+        scale, zero = self.register(_SCALE), self.register(_ZERO_POINT)
+        self.v("VBROADCASTSS", scale, at(_SCALES))
+        self.advance(_SCALE_NBYTES, _SCALES)
+        if codes.has_zero_points:
+            self.v("VBROADCASTSS", zero, at(_ZERO_POINTS))
+            self.advance(_SCALE_NBYTES, _ZERO_POINTS)
+        if codes.bits == 4 and machine is AVX512:
+            level = self.register(_LEVEL)
+            if codes.has_zero_points:
+                self.v("VMOVUPS", level, at(_LEVELS, _WITHOUT_ZERO_POINT))
+                self.v("VSUBPS", level, level, zero)
+                self.v("VMULPS", level, level, scale)
+            else:
+                self.v("VMULPS", level, scale, at(_LEVELS))
+        parts = codes.group // unit(machine) // codes.units
+        if parts == 1:
+            self._part(use)
+            return
+        self.immediate("MOV_RM64_IMM32", _PARTS, parts)
+        with self.repeat(_PARTS, _PARTS):
+            self._part(use)
+
+    def _part(self, use: Use) -> None:
+        """Decode some units of a group."""
+        codes, machine = self._codes, self.isa
+        nbytes = unit(machine) * codes.bits // 8
+        for number in range(codes.units):
+            if number * nbytes % 64 == 0:
+                self.emit("PREFETCHT2_M8", at(WEIGHTS, number * nbytes + AHEAD_NBYTES))
+            decoded = self._nibbles(number * nbytes) if codes.bits == 4 else self._bytes(number * nbytes)
+            for half, one in enumerate(decoded):
+                use(2 * number + half, one)
+        self.advance(codes.units * nbytes, WEIGHTS)
+        self.advance(2 * codes.units * machine.lanes * self._codes.number_nbytes, _X)
+
+    def _nibbles(self, place: int) -> tuple[int, int]:
+        """Return the numbers of the low halves of a unit's bytes, and of the high halves."""
+        low, high = self.register(_DECODED), self.register(_DECODED + 1)
+        self.v("VPMOVZXBD", high, at(WEIGHTS, place))
+        if self.isa is AVX512:  # the codes are indices: of the numbers, higher bits do not count
+            level = self.register(_LEVEL)
+            self.v("VPERMPS", low, high, level)
+            self.v("VPSRLD", high, high, immediate=4)
+            self.v("VPERMPS", high, high, level)
+            return low, high
+        self.v("VPSLLD", low, high, immediate=28)
+        self.v("VPSRLD", low, low, immediate=28)
+        self.v("VPSRLD", high, high, immediate=4)
+        for one in (low, high):
+            self.v("VCVTDQ2PS", one, one)
+            self.v("VSUBPS", one, one, self.register(_ZERO_POINT))
+            self.v("VMULPS", one, one, self.register(_SCALE))
+        return low, high
+
+    def _bytes(self, place: int) -> tuple[int, int]:
+        """Return the numbers of a unit's bytes."""
+        first, second = self.register(_DECODED), self.register(_DECODED + 1)
+        for index, one in enumerate((first, second)):
+            self.v("VPMOVSXBD", one, at(WEIGHTS, place + index * self.isa.lanes))
+            self.v("VCVTDQ2PS", one, one)
+            if self._codes.has_zero_points:
+                self.v("VSUBPS", one, one, self.register(_ZERO_POINT))
+            self.v("VMULPS", one, one, self.register(_SCALE))
+        return first, second
+
+
+class _Decoding(_Codes):
+    """Writes the numbers of a matrix."""
+
+    def store_numbers(self, place: int, numbers: int) -> None:
+        """Store a vector of numbers; those of low and high halves of bytes are put in turn."""
+        if self._codes.bits == 8:
+            self._store(place, numbers)
+        elif place % 2:
+            for half, one in enumerate(self._in_turn(self.register(_DECODED), numbers)):
+                self._store(place - 1 + half, one)
+
+    def _in_turn(self, even: int, odd: int) -> tuple[int, int]:
+        first, second = self.register(_FIRST_SUM), self.register(_FIRST_SUM + 1)
+        if self.isa is AVX512:
+            for index, one in enumerate((first, second)):
+                self.v("VMOVUPS", one, at(_LEVELS, _EVEN_PLACES + (2 + index) * self.isa.nbytes))
+                self.v("VPERMI2PS", one, even, odd)
+            return first, second
+        low, high = self.register(_FIRST_SUM + 2), self.register(_FIRST_SUM + 3)
+        self.v("VUNPCKLPS", low, even, odd)
+        self.v("VUNPCKHPS", high, even, odd)
+        self.v("VPERM2F128", first, low, high, immediate=0x20)
+        self.v("VPERM2F128", second, low, high, immediate=0x31)
+        return first, second
+
+    def _store(self, place: int, numbers: int) -> None:
+        with self.numbers_of(self._codes.dst):
+            self.store(at(_X, place * self.isa.lanes * self._codes.number_nbytes), numbers)
+
+
+class _NBits(_Codes):
+    """Multiplies the rows of a matrix by the rows of src."""
+
+    def __init__(self, isa: Isa, kernel: NBitsKernel) -> None:
+        super().__init__(isa, kernel)
         self._kernel = kernel
-        self._row = kernel.depth * 4
+        self._row_nbytes = kernel.depth * 4
 
     # ------------------------------------------------------------------ rows of src
 
@@ -111,12 +247,13 @@ class _NBits(GemvProgram):
         count = max(1, min(_CHAINS, (self.isa.registers - _FIRST_SUM) // kernel.rows))
         free = map(self.register, count_from(_FIRST_SUM))
         sums = [list(islice(free, count)) for _ in range(kernel.rows)]
-        for pointer, name in ((_SCALES, "scales"), (_ZERO_POINTS, "zero_points")):
-            if name == "scales" or kernel.has_zero_points:
-                self.point(pointer, name, FIRST, "scales_row")
-        self.move(_LEVELS, self.argument("data"))
-        if not kernel.has_zero_points and kernel.bits == 4 and self.isa is not AVX512:
-            self._broadcast_eight()
+
+        def multiply(place: int, numbers: int) -> None:
+            for index, row in enumerate(sums):
+                x = at(_X, index * self._row_nbytes + place * self.isa.nbytes)
+                self.v("VFMADD231PS", row[place % len(row)], numbers, x)
+
+        self.point_to_scales(FIRST)
         self.immediate("MOV_RM64_IMM32", _OUTPUTS, self.isa.lanes)
         with self.repeat(_OUTPUTS, _OUTPUTS):
             for row in sums:
@@ -124,83 +261,8 @@ class _NBits(GemvProgram):
                     self.zero(one)
             self.move(_X, at(Register.RSP, _AREA))
             with self.repeat(self.argument("groups"), _GROUPS):
-                self._group(sums)
+                self.group(multiply)
             for number, row in enumerate(sums):
                 self.across(row)
                 self.emit("VEX_VMOVSS_M32_XMM", at(SUM, number * self.isa.nbytes), Register.XMM0)
             self.advance(4, SUM)
-
-    def _group(self, sums: Sequence[Sequence[int]]) -> None:
-        """Add the products of a group."""
-        kernel, machine = self._kernel, self.isa
-        scale, zero = self.register(_SCALE), self.register(_ZERO_POINT)
-        self.v("VBROADCASTSS", scale, at(_SCALES))
-        self.advance(_SCALE_NBYTES, _SCALES)
-        if kernel.has_zero_points:
-            self.v("VBROADCASTSS", zero, at(_ZERO_POINTS))
-            self.advance(_SCALE_NBYTES, _ZERO_POINTS)
-        if kernel.bits == 4 and machine is AVX512:
-            level = self.register(_LEVEL)
-            if kernel.has_zero_points:
-                self.v("VMOVUPS", level, at(_LEVELS, _WITHOUT_ZERO_POINT))
-                self.v("VSUBPS", level, level, zero)
-                self.v("VMULPS", level, level, scale)
-            else:
-                self.v("VMULPS", level, scale, at(_LEVELS))
-        parts = kernel.group // unit(machine) // kernel.units
-        if parts == 1:
-            self._units(sums)
-            return
-        self.immediate("MOV_RM64_IMM32", _PARTS, parts)
-        with self.repeat(_PARTS, _PARTS):
-            self._units(sums)
-
-    def _units(self, sums: Sequence[Sequence[int]]) -> None:
-        """Add the products of some units that share a scale."""
-        kernel, machine = self._kernel, self.isa
-        nbytes = unit(machine) * kernel.bits // 8
-        for number in range(kernel.units):
-            if number * nbytes % 64 == 0:
-                self.emit("PREFETCHT2_M8", at(WEIGHTS, number * nbytes + AHEAD_NBYTES))
-            decoded = self._nibbles(number * nbytes) if kernel.bits == 4 else self._bytes(number * nbytes)
-            for half, one in enumerate(decoded):
-                place = 2 * number + half
-                for index, row in enumerate(sums):
-                    x = at(_X, index * self._row + place * machine.nbytes)
-                    self.v("VFMADD231PS", row[place % len(row)], one, x)
-        self.advance(kernel.units * nbytes, WEIGHTS)
-        self.advance(2 * kernel.units * machine.nbytes, _X)
-
-    def _nibbles(self, place: int) -> tuple[int, int]:
-        """Return the numbers of the low halves of a unit's bytes, and of the high halves."""
-        low, high = self.register(_DECODED), self.register(_DECODED + 1)
-        self.v("VPMOVZXBD", high, at(WEIGHTS, place))
-        if self.isa is AVX512:  # the codes are indices: of the numbers, higher bits do not count
-            level = self.register(_LEVEL)
-            self.v("VPERMPS", low, high, level)
-            self.v("VPSRLD", high, high, immediate=4)
-            self.v("VPERMPS", high, high, level)
-            return low, high
-        self.v("VPSLLD", low, high, immediate=28)
-        self.v("VPSRLD", low, low, immediate=28)
-        self.v("VPSRLD", high, high, immediate=4)
-        for one in (low, high):
-            self.v("VCVTDQ2PS", one, one)
-            self.v("VSUBPS", one, one, self.register(_ZERO_POINT))
-            self.v("VMULPS", one, one, self.register(_SCALE))
-        return low, high
-
-    def _broadcast_eight(self) -> None:
-        """Set the zero point of all groups: the number of code 8 without one."""
-        self.v("VBROADCASTSS", self.register(_ZERO_POINT), at(_LEVELS, _WITHOUT_ZERO_POINT + 8 * 4))
-
-    def _bytes(self, place: int) -> tuple[int, int]:
-        """Return the numbers of a unit's bytes."""
-        first, second = self.register(_DECODED), self.register(_DECODED + 1)
-        for index, one in enumerate((first, second)):
-            self.v("VPMOVSXBD", one, at(WEIGHTS, place + index * self.isa.lanes))
-            self.v("VCVTDQ2PS", one, one)
-            if self._kernel.has_zero_points:
-                self.v("VSUBPS", one, one, self.register(_ZERO_POINT))
-            self.v("VMULPS", one, one, self.register(_SCALE))
-        return first, second

@@ -20,6 +20,7 @@ from fmtprop.ops.layer_norm_training import LAYER_NORMALIZATION_BACKWARD, LAYER_
 from fmtprop.ops.lrn import LRN, Lrn
 from fmtprop.ops.lrn_training import LRN_BACKWARD, LRN_TRAINING
 from fmtprop.ops.matmul import MATMUL, MatMul
+from fmtprop.ops.matmul_nbits import DECODE_NBITS, MATMUL_NBITS, DecodeNBits, MatMulNBits
 from fmtprop.ops.normalization import (
     BATCH_NORMALIZATION,
     GROUP_NORMALIZATION,
@@ -55,6 +56,8 @@ OPS = (
     DECONVOLUTION,
     INNER_PRODUCT,
     MATMUL,
+    MATMUL_NBITS,
+    DECODE_NBITS,
     ATTENTION,
     VANILLA_RNN,
     LSTM,
@@ -109,6 +112,7 @@ __all__ = [
     "Concat",
     "Conv",
     "ConvGradient",
+    "DecodeNBits",
     "Deconv",
     "Dequantize",
     "Eltwise",
@@ -122,6 +126,7 @@ __all__ = [
     "LayerNorm",
     "Lrn",
     "MatMul",
+    "MatMulNBits",
     "Pad",
     "Permute",
     "Pooling",

@@ -81,8 +81,12 @@ class ConstantStore:
 
 
 def computed_nodes(graph: Graph) -> set[str]:
-    """Return the nodes that depend on an input or on a concat in place; all other nodes are constant."""
-    return graph.dependents(node.name for node in graph.nodes() if node.op == "input" or is_in_place(node))
+    """Return the nodes that take part in each run; all others are constant.
+
+    They depend on an input, on a concat in place, or on an op that runs in each run whatever it reads.
+    """
+    in_place = {node.name for node in graph.nodes() if is_in_place(node)}
+    return graph.dependents() | graph.dependents(in_place)
 
 
 def packed_nbytes(graph: Graph) -> int:

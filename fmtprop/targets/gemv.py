@@ -63,7 +63,7 @@ def _kernel(node: Node, formats: Request) -> GemvKernel | None:
     """Return the kernel of a matrix product; None if it has none for these formats."""
     src, weights, dst = (formats[name] for name in ("src", "weights", "dst"))
     depth, outputs, bias = src.dims[-1], dst.dims[-1], formats.get("bias")
-    tail = [_tail(post_op, formats, outputs) for post_op in node.post_ops]
+    tail = [tail_of(post_op, formats, outputs) for post_op in node.post_ops]
     by_column = weights.strides[-2] == 1 and weights.strides[-1] >= depth
     if not by_column or src.dtype != weights.dtype or None in tail or (bias is not None and bias.dims[-1] != outputs):
         return None
@@ -71,8 +71,8 @@ def _kernel(node: Node, formats: Request) -> GemvKernel | None:
     matrices = (1,) * (dst.ndim - weights.ndim) + weights.dims
     first = next((axis + 1 for axis in reversed(range(dst.ndim - 2)) if matrices[axis] > 1), 0)
     others = {name: desc for name, desc in formats.items() if name != "weights"}
-    rows = {name: _step(desc, dst, range(first, dst.ndim - 1)) for name, desc in others.items()}
-    items = {name: _step(desc, dst, range(first)) for name, desc in formats.items()}
+    rows = {name: row_step(desc, dst, range(first, dst.ndim - 1)) for name, desc in others.items()}
+    items = {name: row_step(desc, dst, range(first)) for name, desc in formats.items()}
     if None in (*rows.values(), *items.values()) or not all(map(_is_consecutive, others.values())):
         return None
     return GemvKernel(
@@ -87,7 +87,7 @@ def _kernel(node: Node, formats: Request) -> GemvKernel | None:
     )
 
 
-def _step(desc: MemoryDesc, dst: MemoryDesc, axes: Iterable[int]) -> int | None:
+def row_step(desc: MemoryDesc, dst: MemoryDesc, axes: Iterable[int]) -> int | None:
     """Return the numbers from one to the next along axes of dst taken together; 0 if it is always the same.
 
     None if steps are uneven.
@@ -107,7 +107,7 @@ def _is_consecutive(desc: MemoryDesc) -> bool:
     return desc.dims[-1] == 1 or desc.strides[-1] == 1
 
 
-def _tail(post_op: PostOp, formats: Request, outputs: int) -> Tail | None:
+def tail_of(post_op: PostOp, formats: Request, outputs: int) -> Tail | None:
     """Return a post-op as the kernel sees it; None if it has none such."""
     if isinstance(post_op.attrs, Eltwise):
         return Tail(post_op.attrs.alg, post_op.attrs.alpha, post_op.attrs.beta)

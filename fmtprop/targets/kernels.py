@@ -34,6 +34,7 @@ from fmtprop.ops.embedding_bag import EmbeddingBag
 from fmtprop.ops.host_call import HostCall, arguments_of
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.matmul import MatMul
+from fmtprop.ops.matmul_nbits import DecodeNBits, MatMulNBits
 from fmtprop.ops.normalization import GroupNorm
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.reduction import Reduction
@@ -46,6 +47,7 @@ from fmtprop.targets.depthwise import depthwise_kernels
 from fmtprop.targets.gemv import gemv_kernels
 from fmtprop.targets.grouped_convolution import grouped_convolution_kernels
 from fmtprop.targets.kernel import JIT, KernelImplementation
+from fmtprop.targets.nbits import decode_kernels, nbits_kernels
 
 #: how many numbers of a row a kernel adds up side by side, at least
 _SIDE_BY_SIDE = 32
@@ -80,6 +82,10 @@ def _ways(node: Node, request: Request) -> Iterator[_Way]:
     attrs = node.attrs
     if isinstance(attrs, InnerProduct | MatMul):
         yield from gemv_kernels(node, request)
+    elif isinstance(attrs, DecodeNBits):
+        yield from decode_kernels(attrs, request)
+    elif isinstance(attrs, MatMulNBits):
+        yield from nbits_kernels(node, request)
     elif isinstance(attrs, Conv):
         yield from grouped_convolution_kernels(node, request)
         yield from depthwise_kernels(node, request)

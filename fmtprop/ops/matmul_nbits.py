@@ -1,0 +1,283 @@
+"""Products with a matrix of 4- or 8-bit codes, and the decoding of such a matrix.
+
+A code `q` of a group stands for ``(q - zero point) * scale``. Language models keep their weights so, since a step for
+one token takes the time of reading them. A kernel of this project runs products of a few rows; for more rows,
+:mod:`fmtprop.passes.decode_weights` decodes the matrix in front of an ordinary product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.facets import Cost, Reads
+from fmtprop.ir.importing import Call
+from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.op import Category, OpDef, Operand, Sample
+from fmtprop.ir.tensors import torch_dtype
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType
+
+#: bits of a code -> data type of the bytes that hold codes, and the zero point of a group without one of its own
+CODES = {4: (DataType.U8, 8.0), 8: (DataType.S8, 0.0)}
+
+# ---------------------------------------------------------------- attributes
+
+
+@dataclass(frozen=True)
+class MatMulNBits(Attrs):
+    """Attributes of a product with a matrix of codes.
+
+    Parameters
+    ----------
+    bits : {4, 8}
+        Bits of a code: without sign, two to a byte and the first in its low half; or a signed byte.
+    group : int
+        Neighbouring codes of a row that share a scale and a zero point; the last group of a row may have fewer.
+
+    Raises
+    ------
+    ShapeError
+        There are no such codes or groups.
+
+    References
+    ----------
+    ONNX Runtime's contrib operators, "com.microsoft.MatMulNBits", for 4 bits; its 8-bit codes have no sign.
+    """
+
+    bits: int = 4
+    group: int = 32
+
+    def __post_init__(self) -> None:
+        if self.bits not in CODES:
+            raise ShapeError(f"bits is {self.bits}; codes have {' or '.join(map(str, CODES))}")
+        if self.group < 1 or self.group * self.bits % 8:
+            raise ShapeError(f"group is {self.group}, but a group of {self.bits}-bit codes takes whole bytes")
+
+
+@dataclass(frozen=True)
+class DecodeNBits(MatMulNBits):
+    """Attributes of the decoding of a matrix of codes.
+
+    Parameters
+    ----------
+    bits, group
+        See :class:`MatMulNBits`.
+    depth : int
+        Numbers of a row; the last group of a row may have more codes.
+    dtype : str
+        Data type of the result.
+    """
+
+    each_run: ClassVar[bool] = True
+
+    depth: int = 0
+    dtype: str = "f32"
+
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer(attrs: MatMulNBits, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of dst, [..., N], from src [..., K], weights [N, K * bits / 8] and scales [N, K / group]."""
+    src, bias = types["src"], types.get("bias")
+    if src.ndim < 1:
+        raise ShapeError("src is a single number, but a product takes rows: [..., K]")
+    outputs = _check_codes(attrs, types, src.dims[-1])
+    if bias is not None and bias.dims != (outputs,):
+        raise ShapeError(f"bias has dims {bias.dims} but the {outputs} outputs need ({outputs},)")
+    return (src.with_dims((*src.dims[:-1], outputs)),)
+
+
+def infer_decoded(attrs: DecodeNBits, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of dst, [N, K]."""
+    return (TensorType((_check_codes(attrs, types, attrs.depth), attrs.depth), attrs.dtype),)
+
+
+def _check_codes(attrs: MatMulNBits, types: Mapping[str, TensorType], depth: int) -> int:
+    """Return the number of rows of a matrix of codes."""
+    weights, scales, zero_points = types["weights"], types["scales"], types.get("zero_points")
+    dtype, _ = CODES[attrs.bits]
+    groups = -(-depth // attrs.group)
+    if weights.ndim != 2 or weights.dtype is not dtype:
+        raise ShapeError(f"weights are {weights}, but {attrs.bits}-bit codes are a matrix of {dtype.value}")
+    if weights.dims[1] != groups * attrs.group * attrs.bits // 8:
+        raise ShapeError(
+            f"weights axis 1 has {weights.dims[1]} bytes, but {depth} numbers in groups of {attrs.group} take "
+            f"{groups * attrs.group * attrs.bits // 8}"
+        )
+    for name, type_ in (("scales", scales), ("zero_points", zero_points)):
+        if type_ is not None and (type_.dims != (weights.dims[0], groups) or type_.dtype is not DataType.F32):
+            raise ShapeError(
+                f"{name} are {type_}, but {weights.dims[0]} rows of {groups} groups need as many f32 numbers"
+            )
+    return weights.dims[0]
+
+
+def decoded(attrs: MatMulNBits, tensors: Mapping[str, torch.Tensor], depth: int) -> torch.Tensor:
+    """Return the matrix that codes stand for, in f32."""
+    codes, scales, zero_points = tensors["weights"], tensors["scales"], tensors.get("zero_points")
+    if attrs.bits == 4:
+        codes = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
+    numbers = codes.view(codes.shape[0], -1, attrs.group).float()
+    zero = CODES[attrs.bits][1] if zero_points is None else zero_points.unsqueeze(-1)
+    return ((numbers - zero) * scales.unsqueeze(-1)).flatten(1)[:, :depth]
+
+
+def reference(attrs: MatMulNBits, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch, in the data type of src."""
+    src, bias = tensors["src"], tensors.get("bias")
+    weights = decoded(attrs, tensors, src.shape[-1]).to(src.dtype)
+    return (F.linear(src, weights, None if bias is None else bias.to(src.dtype)),)
+
+
+def reference_decoded(attrs: DecodeNBits, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch."""
+    return (decoded(attrs, tensors, attrs.depth).to(torch_dtype(DataType(attrs.dtype))).contiguous(),)
+
+
+# ---------------------------------------------------------------- encoding
+
+
+def encoded(weights: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the codes and scales of a matrix [N, K], each number rounded to the nearest code.
+
+    The number of largest magnitude of a group is a code exactly: -8 for 4 bits, with either sign of the scale, 127 or
+    -127 for 8. A group of zeros has the scale 0.
+
+    Parameters
+    ----------
+    weights : torch.Tensor
+        A matrix of finite numbers; K is a multiple of `group`.
+    bits, group : int
+        See :class:`MatMulNBits`.
+    """
+    groups = weights.detach().float().reshape(weights.shape[0], -1, group)
+    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    scales = largest / -8.0 if bits == 4 else largest.abs() / 127.0
+    # the smallest numbers have no reciprocal
+    numbers = torch.where(scales == 0, 0.0, groups / torch.where(scales == 0, 1.0, scales)).round_().flatten(1)
+    if bits == 8:
+        return numbers.clamp_(-127, 127).to(torch.int8), scales.squeeze(-1)
+    codes = numbers.clamp_(-8, 7).add_(8).to(torch.uint8)
+    return codes[:, 0::2] | codes[:, 1::2] << 4, scales.squeeze(-1)
+
+
+# ---------------------------------------------------------------- importer
+
+
+@torch.library.custom_op("fmtprop::matmul_nbits", mutates_args=())
+def matmul_nbits(
+    src: torch.Tensor,
+    weights: torch.Tensor,
+    scales: torch.Tensor,
+    zero_points: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    bits: int,
+    group: int,
+) -> torch.Tensor:
+    """Return the product as PyTorch computes it; a graph has it as one node.
+
+    Parameters
+    ----------
+    src, weights, scales, zero_points, bias : torch.Tensor
+        See :func:`infer`.
+    bits, group : int
+        See :class:`MatMulNBits`.
+    """
+    given = {"src": src, "weights": weights, "scales": scales, "zero_points": zero_points, "bias": bias}
+    return reference(MatMulNBits(bits, group), {name: one for name, one in given.items() if one is not None})[0]
+
+
+@matmul_nbits.register_fake
+def _(
+    src: torch.Tensor, weights: torch.Tensor, scales: torch.Tensor, zero_points: object, bias: object, bits: int,
+    group: int,
+) -> torch.Tensor:  # fmt: skip
+    return src.new_empty((*src.shape[:-1], weights.shape[0]))
+
+
+def _import(call: Call) -> Value | None:
+    given = {name: call[name] for name in ("src", "weights", "scales", "zero_points", "bias")}
+    return call.emit("matmul_nbits", given, MatMulNBits(call["bits"], call["group"]))
+
+
+# ---------------------------------------------------------------- samples and declarations
+
+
+def _types(attrs: MatMulNBits, outputs: int, depth: int) -> dict[str, TensorType]:
+    groups = -(-depth // attrs.group)
+    codes = TensorType((outputs, groups * attrs.group * attrs.bits // 8), CODES[attrs.bits][0])
+    return {"weights": codes, "scales": TensorType((outputs, groups))}
+
+
+def samples() -> Iterable[Sample]:
+    """Yield a few rows and more, both widths, with and without zero points and bias, with a short last group."""
+    for name, rows, outputs, depth, attrs, optional in (
+        ("one_row", (1,), 37, 64, MatMulNBits(4, 32), ()),
+        ("tokens", (2, 3), 48, 256, MatMulNBits(4, 128), ("zero_points", "bias")),
+        ("bytes", (1, 1), 40, 128, MatMulNBits(8, 128), ("bias",)),
+        ("bytes_in_groups", (4,), 33, 96, MatMulNBits(8, 32), ("zero_points",)),
+        ("short_group", (2,), 16, 40, MatMulNBits(4, 32), ()),
+        ("many_rows", (19,), 17, 64, MatMulNBits(8, 64), ()),
+    ):
+        types = {"src": TensorType((*rows, depth)), **_types(attrs, outputs, depth)}
+        more = {"zero_points": types["scales"], "bias": TensorType((outputs,))}
+        yield Sample(name, attrs, {**types, **{one: more[one] for one in optional}})
+
+
+def samples_decoded() -> Iterable[Sample]:
+    """Yield matrices of both widths."""
+    for name, outputs, attrs in (
+        ("nibbles", 7, DecodeNBits(4, 32, 96)),
+        ("bytes", 5, DecodeNBits(8, 64, 128, "bf16")),
+        ("short_group", 3, DecodeNBits(4, 32, 40)),
+    ):
+        yield Sample(name, attrs, _types(attrs, outputs, attrs.depth))
+
+
+_CODES = (
+    Operand("weights", "", parameter=True),
+    Operand("scales", "", parameter=True),
+    Operand("zero_points", "", optional=True, parameter=True),
+)
+
+#: operations for an element: a code is shifted, converted, shifted by its zero point and scaled
+_DECODING = 4.0
+
+MATMUL_NBITS = OpDef(
+    name="matmul_nbits",
+    attrs=MatMulNBits,
+    operands=(Operand("src", ""), *_CODES, Operand("bias", "", optional=True, parameter=True)),
+    category=Category.BANDWIDTH,
+    infer=infer,
+    reference=reference,
+    spreads=True,
+    cost=Cost(pytorch=0.02),
+    reads=Reads.ROWS,
+    any_strides=lambda attrs: False,
+    post_ops=frozenset({"eltwise", "binary", "sum"}),
+    short="fc",
+    samples=samples,
+    torch={"fmtprop.matmul_nbits.default": _import},
+)
+
+DECODE_NBITS = OpDef(
+    name="decode_nbits",
+    attrs=DecodeNBits,
+    operands=_CODES,
+    category=Category.BANDWIDTH,
+    infer=infer_decoded,
+    reference=reference_decoded,
+    spreads=True,
+    cost=Cost(lambda attrs, gathered: _DECODING, pytorch=0.05),
+    reads=Reads.ROWS,
+    any_strides=lambda attrs: False,
+    short="decode",
+    samples=samples_decoded,
+)

@@ -1,0 +1,74 @@
+"""Products of a few rows with a matrix of codes by a kernel of our own, and the decoding of such a matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from fmtprop.ir.node import Node
+from fmtprop.jit import DecodeKernel, NBitsKernel
+from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.ops.matmul_nbits import DecodeNBits, MatMulNBits
+from fmtprop.passes.formats import plain
+from fmtprop.passes.target import Request
+from fmtprop.targets.gemv import row_step, tail_of
+
+#: operands that are row-major
+_LEARNED = frozenset({"weights", "scales", "zero_points", "bias"})
+
+
+def nbits_kernels(node: Node, request: Request) -> Iterator[tuple[NBitsKernel, Request, tuple[MemoryDesc]]]:
+    """Yield the kernel, the formats that it reads, and the one that it writes; perhaps this machine has none.
+
+    Codes, scales and zero points are row-major, as files have them; src and dst have rows of numbers that lie side by
+    side.
+
+    Parameters
+    ----------
+    node : Node
+        A product with a matrix of codes, with its post-ops.
+    request : mapping of str to MemoryDesc
+        See :meth:`fmtprop.passes.target.Target.candidates`.
+    """
+    attrs = node.attrs
+    assert isinstance(attrs, MatMulNBits)
+    formats = {name: plain(desc) if desc.kind == "any" else desc for name, desc in request.items()}
+    if any(formats[name] != plain(formats[name]) for name in _LEARNED & formats.keys()):
+        return
+    if any(0 in desc.dims for desc in formats.values()):
+        return
+    dst, others = formats["dst"], {name: desc for name, desc in formats.items() if name not in _LEARNED}
+    if not all(desc.kind == "blocked" and desc.is_plain and _is_consecutive(desc) for desc in others.values()):
+        return
+    steps = {name: row_step(desc, dst, range(dst.ndim - 1)) for name, desc in others.items()}
+    tail = [tail_of(post_op, formats, dst.dims[-1]) for post_op in node.post_ops]
+    if None in steps.values() or None in tail:
+        return
+    bias = formats.get("bias")
+    kernel = NBitsKernel(
+        *(dst.dims[-1], formats["src"].dims[-1], attrs.bits, attrs.group, formats["src"].dtype, dst.dtype),
+        has_zero_points="zero_points" in formats,
+        bias=None if bias is None else bias.dtype,
+        tail=tuple(one for one in tail if one is not None),
+        rows=prod(dst.dims[:-1]),
+        row_steps=tuple((name, step) for name, step in steps.items() if step),
+    )
+    yield kernel, {name: formats[name] for name in request if name != "dst"}, (dst,)
+
+
+def decode_kernels(attrs: DecodeNBits, request: Request) -> Iterator[tuple[DecodeKernel, Request, tuple[MemoryDesc]]]:
+    """Yield the kernel that decodes a matrix, row-major."""
+    formats = {name: plain(desc) for name, desc in request.items()}
+    if any(request[name].kind != "any" and request[name] != desc for name, desc in formats.items()):
+        return
+    dst = formats["dst"]
+    kernel = DecodeKernel(
+        *(dst.dims[0], dst.dims[1], attrs.bits, attrs.group, DataType(attrs.dtype)),
+        has_zero_points="zero_points" in formats,
+    )
+    yield kernel, {name: formats[name] for name in request if name != "dst"}, (dst,)
+
+
+def _is_consecutive(desc: MemoryDesc) -> bool:
+    """Return whether the numbers of a row follow one another."""
+    return desc.dims[-1] == 1 or desc.strides[-1] == 1
