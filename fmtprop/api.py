@@ -72,6 +72,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     winograd: bool = True,
     deterministic: bool = False,
     special_values: str | None = None,
+    weights: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     release_weights: bool = False,
     training: bool = False,
@@ -139,6 +140,11 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         differs only in filtered convolutions, which make NaN of an infinity, and of more results. ``"fast"`` differs
         as described in docs/numerics.md. The default is ``"fast"``, in training ``"kept"``: there, a loss of NaN must
         be visible. ``"kept"`` and ``"exact"`` need target ``"onednn"``.
+    weights : {None, "int8", "int4"}
+        ``"int8"`` or ``"int4"`` keeps the weights of large products as codes, rounded to the nearest: 128 neighbours
+        (64 or 32 where a row is no multiple) share a scale. A step of a language model takes the time of reading its
+        weights, so it is faster by the bytes that are saved. Products of up to 16 rows decode in registers; for more
+        rows, one matrix after another is decoded in each run.
     progress : callable, optional
         Called with steps done and steps in all while costs are measured.
     release_weights : bool
@@ -208,8 +214,11 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         special_values=special_values or (KEPT if training else Options.special_values),
         progress=progress,
         memory=memory,
+        weights=weights,
     )
     if training:
+        if weights is not None:
+            raise UnsupportedOpError(f"weights={weights!r} is for inference: a step of training changes its weights")
         return _trained(model, example_inputs, options)
     with on_cpu():
         if is_onnx(model):

@@ -143,6 +143,7 @@ class Compilation(Planned):
             observer,
             target=self._target,
             special_values=options.special_values,
+            weights=options.weights,
             is_known=self._sibling is not None,
         )
         if self.owned:  # of folded weights, only the results are kept

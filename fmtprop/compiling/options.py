@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.layout import MemoryDesc
+from fmtprop.passes.compress_weights import BITS
 from fmtprop.passes.policies import POLICIES
 from fmtprop.targets.registry import provider, target_names
 from fmtprop.tuning import TUNES
@@ -16,12 +17,13 @@ OPTIMAL = "optimal"
 
 DEFAULT_POLICY = OPTIMAL
 
-_KNOWN: Mapping[str, tuple[str, ...]] = {
+_KNOWN: Mapping[str, tuple[str | None, ...]] = {
     "dtype": ("f32", "bf16"),
     "memory": ("save", "recompute"),
     "policy": (OPTIMAL, *reversed(list(POLICIES))),
     "special_values": ("fast", "kept", "exact"),
     "verify": ("off", "on", "full"),
+    "weights": (None, *BITS),
 }
 
 #: default of special_values in training, which must show a loss that became NaN
@@ -87,6 +89,8 @@ class Options:
         See :func:`fmtprop.compile`.
     boundary, pin : mapping
         See :func:`fmtprop.compile`.
+    weights : {None, "int8", "int4"}
+        See :func:`fmtprop.compile`.
     tune_budget : float, optional
     confirm, winograd, deterministic : bool
         See :func:`fmtprop.compile`.
@@ -109,6 +113,7 @@ class Options:
     special_values: str = "fast"
     memory: str = "save"
     deterministic: bool = False
+    weights: str | None = None
     progress: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
     stage: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
 
@@ -132,6 +137,8 @@ class Options:
                 raise UnsupportedOpError(f"boundary[{name!r}] must be a MemoryDesc, got {type(desc).__name__}")
         if self.pin and self.policy != OPTIMAL:
             raise UnsupportedOpError(f"pin needs policy='optimal': the {self.policy!r} policy takes no constraints")
+        if self.weights is not None and self.verify == "full":
+            raise UnsupportedOpError("verify='full' compares with the model's own weights: with weights=, use 'on'")
         if self.special_values != "fast" and not provider(self.target).has_exact:
             raise UnsupportedOpError(f"special_values={self.special_values!r} needs target='onednn'")
         if self.deterministic and self.tuning.measures:
@@ -152,7 +159,7 @@ class Options:
         return self.tune if isinstance(self.tune, Tune) else Tune(self.tune)
 
 
-def _check_known(name: str, value: object, values: tuple[str, ...], where: str = "compile") -> None:
+def _check_known(name: str, value: object, values: tuple[str | None, ...], where: str = "compile") -> None:
     if value not in values:
         raise _wrong(name, f"be one of {', '.join(map(repr, values))}", value, where)
 

@@ -17,6 +17,8 @@ from fmtprop.ir.node import Node, Value
 from fmtprop.ir.verify import Stage
 from fmtprop.layout import DataType
 from fmtprop.passes.base import Observer, Pass, Pipeline
+from fmtprop.passes.compress_weights import BITS, CompressWeights
+from fmtprop.passes.decode_weights import DecodeWeights
 from fmtprop.passes.fuse_post_ops import FusePostOps
 from fmtprop.passes.keep_scores import KeepScores
 from fmtprop.passes.mark_exact import MarkExact
@@ -39,6 +41,7 @@ def normalise(
     *,
     target: Provider | None = None,
     special_values: str = "fast",
+    weights: str | None = None,
     is_known: bool = False,
 ) -> tuple[Graph, str]:
     """Bring an imported graph to normal form.
@@ -54,6 +57,8 @@ def normalise(
     target : Provider, optional
         Who will execute: oneDNN if not given.
     special_values : {"fast", "kept", "exact"}
+        See :func:`fmtprop.compile`.
+    weights : {None, "int8", "int4"}
         See :func:`fmtprop.compile`.
     is_known : bool
         Whether the graph of another shape was normalised before.
@@ -72,17 +77,27 @@ def normalise(
     """
     target = target or OneDnnTarget()
     normal = Pipeline(_passes(target, special_values), Stage.NORMAL, is_known).run(graph, observer)
+    if weights is not None:
+        normal = CompressWeights(BITS[weights]).run(normal)
+        if observer is not None:
+            observer(CompressWeights.name, normal)
+    normal, precision = _lowered(normal, dtype, observer, target)
+    return DecodeWeights(target, DataType(precision)).run(normal), precision
+
+
+def _lowered(graph: Graph, dtype: str, observer: Observer | None, target: Provider) -> tuple[Graph, str]:
+    """Return a normal graph in a data type, and this type: f32 with a warning where the target has no other."""
     if dtype == "f32":
-        return normal, "f32"
+        return graph, "f32"
     if not target.computes_in(DataType.BF16):
         warnings.warn(
             f"target {target.name} has no bf16 on this CPU ({target.describe()['isa']}): compute-intensive ops run in "
             "f32 instead",
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
-        return normal, "f32"
-    lowered = KeepScores().run(LowerPrecision(DataType.BF16).run(normal))
+        return graph, "f32"
+    lowered = KeepScores().run(LowerPrecision(DataType.BF16).run(graph))
     if observer is not None:
         observer(LowerPrecision.name, lowered)
     return lowered, "bf16"

@@ -270,7 +270,8 @@ MATMUL_NBITS = OpDef(
 DECODE_NBITS = OpDef(
     name="decode_nbits",
     attrs=DecodeNBits,
-    operands=_CODES,
+    # the codes are its source, not a parameter: their format decides
+    operands=(Operand("weights", ""), *_CODES[1:]),
     category=Category.BANDWIDTH,
     infer=infer_decoded,
     reference=reference_decoded,

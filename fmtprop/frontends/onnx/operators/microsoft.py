@@ -189,6 +189,8 @@ def _matmul_nbits(
     if weight_prepacked or bits not in (2, 4, 8):
         raise NotImplementedError(f"weights of {bits} bits in another order")
     blocks = -(-K // block_size)
+    if bits > 2 and groups is None and a.dtype in (torch.float32, torch.bfloat16):
+        return _by_codes(a, b.reshape(N, -1), scales.reshape(N, blocks).float(), zeros, bias, bits, block_size)
     numbers = _unpacked(b.reshape(N, blocks, -1), bits)[..., :block_size].to(scales.dtype)
     factor = scales.reshape(N, blocks, 1)
     if zeros is None:
@@ -202,6 +204,22 @@ def _matmul_nbits(
         factor, shift = (v.index_select(1, groups.reshape(-1)[:K]) for v in (factor, shift))
     weights = ((numbers - shift) * factor).reshape(N, -1)[:, :K]
     return F.linear(a, weights.to(a.dtype), bias)
+
+
+def _by_codes(
+    a: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None, bits: int, group: int
+) -> Tensor:
+    """Return the product as one call; its 8-bit codes have a sign."""
+    shift: Tensor | None = None
+    if zeros is not None and zeros.is_floating_point():
+        shift = zeros.reshape(scales.shape).float()
+    elif zeros is not None:
+        shift = _unpacked(zeros.reshape(scales.shape[0], -1), bits)[:, : scales.shape[1]].float()
+    if bits == 8:
+        codes = (codes.to(torch.int16) - 128).to(torch.int8)
+        shift = None if shift is None else shift - 128.0
+    result: Tensor = torch.ops.fmtprop.matmul_nbits(a, codes, scales, shift, bias, bits, group)
+    return result
 
 
 def _gather_block_quantized(

@@ -1,0 +1,101 @@
+"""Weights of products as 4- or 8-bit codes, rounded to the nearest code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from fmtprop.ir.deferred import Deferred
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, Value
+from fmtprop.ir.tensors import materialise
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType
+from fmtprop.ops.inner_product import InnerProduct
+from fmtprop.ops.matmul import MatMul
+from fmtprop.ops.matmul_nbits import CODES, MatMulNBits, encoded
+from fmtprop.ops.view_attrs import Reshape
+from fmtprop.passes.base import NodePass
+from fmtprop.passes.editing import bypass, insert, is_constant, new_constant
+
+#: bits of a code by the name that users give
+BITS = {"int8": 8, "int4": 4}
+
+#: codes that share a scale, the largest that divides a row: with 128, scales add 1/16 to the bytes of 4-bit codes
+_GROUPS = (128, 64, 32)
+
+#: fewest numbers of a matrix: smaller ones are in cache, where fewer bits save nothing
+_LEAST_SIZE = 1 << 14
+
+
+@dataclass(frozen=True)
+class CompressWeights(NodePass):
+    """Replace products with large constant matrices by products with codes.
+
+    A matrix with an infinity or NaN stays as it is, and so does one whose rows are no whole groups. The codes are made
+    when they are packed, one matrix after another, so that memory never holds all of a model twice.
+
+    Parameters
+    ----------
+    bits : {4, 8}
+        Bits of a code.
+
+    Notes
+    -----
+    Requires a normal graph in f32. Ensures that no product of rows with a large finite matrix reads it in f32, if its
+    rows are whole groups.
+    """
+
+    name: ClassVar[str] = "compress-weights"
+
+    bits: int = 8
+
+    def _visit(self, graph: Graph, node: Node) -> None:
+        found = _rows_of(graph, node)
+        if found is None:
+            return
+        read, outputs, depth = found
+        group = next((size for size in _GROUPS if depth % size == 0), None)
+        if group is None or outputs * depth < _LEAST_SIZE or not bool(torch.isfinite(read().sum())):
+            return
+
+        def coded(index: int, type_: TensorType, strides: tuple[int, ...]) -> Value:
+            made = Deferred(type_, strides, lambda: encoded(read(), self.bits, group)[index].contiguous(), fresh=True)
+            return new_constant(graph, made, node, node.origin)
+
+        nbytes, groups = depth * self.bits // 8, depth // group
+        inputs = graph.inputs(node.name)
+        inputs["weights"] = coded(0, TensorType((outputs, nbytes), CODES[self.bits][0]), (nbytes, 1))
+        inputs["scales"] = coded(1, TensorType((outputs, groups)), (groups, 1))
+        if "bias" in inputs and graph.type_of(inputs["bias"]).ndim != 1:
+            inputs["bias"] = insert(graph, node, Reshape((outputs,)), src=inputs["bias"])
+        attrs = MatMulNBits(self.bits, group)
+        product = node.with_(name=graph.fresh_name("fc"), op="matmul_nbits", attrs=attrs)
+        bypass(graph, node, graph.insert(product, inputs, before=node.name))
+
+
+def _rows_of(graph: Graph, node: Node) -> tuple[Callable[[], torch.Tensor], int, int] | None:
+    """Return what makes the matrix [outputs, depth] of a product with a constant, and its dims; None of other nodes."""
+    if not isinstance(node.attrs, InnerProduct | MatMul):
+        return None
+    inputs = graph.inputs(node.name)
+    weights, bias = inputs["weights"], inputs.get("bias")
+    type_, dst = graph.type_of(weights), node.results[0]
+    if not is_constant(graph, weights) or type_.ndim != 2 or type_.dtype is not DataType.F32:
+        return None
+    if graph.type_of(inputs["src"]).dtype is not DataType.F32 or dst.size == 0:
+        return None
+    by_columns = isinstance(node.attrs, MatMul)
+    depth, outputs = type_.dims if by_columns else type_.dims[::-1]
+    if bias is not None and graph.type_of(bias).size != outputs:
+        return None
+    data: Any = graph.constants[weights.node]
+
+    def read() -> torch.Tensor:
+        matrix = materialise(data, type_)
+        return matrix.t() if by_columns else matrix
+
+    return read, outputs, depth

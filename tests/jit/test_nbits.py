@@ -1,0 +1,115 @@
+"""Products of a few rows with matrices of codes, and their decoding, against PyTorch on decoded numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fmtprop import dnnl
+from fmtprop.jit import DecodeKernel, NBitsKernel, unavailable
+from fmtprop.jit.kernel import isa
+from fmtprop.jit.nbits import most_rows, unit
+from fmtprop.layout import DataType
+from fmtprop.ops.matmul_nbits import DecodeNBits, MatMulNBits, decoded, encoded, reference_decoded
+
+pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+
+NEEDS_BF16 = pytest.mark.skipif(not dnnl.lib().includes("avx512_core_bf16"), reason="kernels have no bf16 on this CPU")
+GUARD = 1234.5
+
+
+def codes_of(bits, outputs, depth, group, *, zero_points):
+    generator = torch.Generator().manual_seed(bits + depth)
+    kind, low, high = (torch.uint8, 0, 256) if bits == 4 else (torch.int8, -128, 128)
+    tensors = {
+        "weights": torch.randint(low, high, (outputs, depth * bits // 8), generator=generator, dtype=torch.int32).to(
+            kind
+        ),
+        "scales": torch.randn(outputs, depth // group, generator=generator),
+    }
+    if zero_points:
+        tensors["zero_points"] = torch.randint(-3, 17, (outputs, depth // group), generator=generator).float()
+    return tensors
+
+
+def run(kernel, tensors, threads=2):
+    work = kernel.work(threads)
+    for name, tensor in tensors.items():
+        work.point[name](tensor.data_ptr())
+    work.run()
+
+
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("group", "depth"), [(32, 96), (128, 256), (96, 288), (512, 1024), (2048, 2048)])
+@pytest.mark.parametrize("rows", [1, 2, 5, 8])
+def test_products_are_those_of_the_decoded_matrix(rows, group, depth, bits, zero_points):
+    outputs = 3 * isa().lanes + 5
+    tensors = codes_of(bits, outputs, depth, group, zero_points=zero_points)
+    src = torch.randn(rows, depth, generator=torch.Generator().manual_seed(1))
+    block = torch.full((rows, outputs + 3), GUARD)
+    kernel = NBitsKernel(
+        *(outputs, depth, bits, group, DataType.F32, DataType.F32, zero_points),
+        rows=rows,
+        row_steps=(("src", depth), ("dst", outputs + 3)),
+    )
+    assert kernel.is_offered
+    run(kernel, {**tensors, "src": src, "dst": block})
+    expected = src.double() @ decoded(MatMulNBits(bits, group), tensors, depth).double().t()
+    assert (block[:, :outputs] - expected).abs().max() <= 2e-6 * expected.abs().max()
+    assert (block[:, outputs:] == GUARD).all()
+
+
+@NEEDS_BF16
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rows_in_bf16(bits):
+    tensors = codes_of(bits, 40, 128, 64, zero_points=False)
+    src, dst = torch.randn(16, 128).bfloat16(), torch.empty(16, 40, dtype=torch.bfloat16)
+    steps = (("src", 128), ("dst", 40))
+    kernel = NBitsKernel(40, 128, bits, 64, DataType.BF16, DataType.BF16, rows=16, row_steps=steps)
+    run(kernel, {**tensors, "src": src, "dst": dst})
+    expected = (src.float() @ decoded(MatMulNBits(bits, 64), tensors, 128).t()).bfloat16()
+    torch.testing.assert_close(dst, expected, rtol=2**-7, atol=0.02)
+
+
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", ["f32", pytest.param("bf16", marks=NEEDS_BF16)])
+def test_a_matrix_is_decoded_exactly(dtype, bits, zero_points):
+    tensors = codes_of(bits, 7, 192, 64, zero_points=zero_points)
+    kernel = DecodeKernel(7, 192, bits, 64, DataType(dtype), zero_points)
+    assert kernel.is_offered
+    dst = torch.full((8, 192), GUARD, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32)
+    guard = dst[7].clone()
+    run(kernel, {**tensors, "dst": dst})
+    assert torch.equal(dst[:7], reference_decoded(DecodeNBits(bits, 64, 192, dtype), tensors)[0])
+    assert torch.equal(dst[7], guard)
+
+
+def test_kernels_are_offered_for_whole_groups_and_few_rows():
+    few = {"rows": 1, "row_steps": ()}
+    offered = [
+        NBitsKernel(64, depth, 4, group, DataType.F32, DataType.F32, **{**few, **more}).is_offered
+        for depth, group, more in (
+            (256, 32, {}),
+            (256, 24, {}),
+            (240, 32, {}),
+            (256, 32, {"rows": most_rows(isa())}),
+            (256, 32, {"rows": most_rows(isa()) + 1}),
+        )
+    ]
+    assert offered == [True, False, False, True, False] and 32 % unit(isa()) == 0
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_encoded_numbers_are_the_nearest(bits):
+    weights = torch.randn(5, 128, generator=torch.Generator().manual_seed(0))
+    weights[0, :64], weights[1, 3] = 0.0, 1e-42
+    codes, scales = encoded(weights, bits, 64)
+    again = decoded(MatMulNBits(bits, 64), {"weights": codes, "scales": scales}, 128)
+    # of 4 bits, the numbers whose sign is not that of the largest end a step earlier
+    step = scales.abs().repeat_interleave(64, 1)
+    assert ((again - weights).abs() <= (0.5 if bits == 8 else 1.0) * step + 1e-12).all()
+    assert (again[0, :64] == 0).all() and torch.isfinite(again).all()
+    largest = weights.view(5, 2, 64).abs().amax(-1)
+    torch.testing.assert_close(again.view(5, 2, 64).abs().amax(-1), largest)

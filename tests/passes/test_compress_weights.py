@@ -1,0 +1,96 @@
+"""Weights as codes: which products have them, that results are those of the decoded weights, and the memory."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import fmtprop as fp
+from fmtprop.errors import UnsupportedOpError
+from fmtprop.ops.matmul_nbits import MatMulNBits, decoded, encoded
+from fmtprop.passes.compress_weights import BITS, CompressWeights
+
+OPTIONS = {"tune": "model", "confirm": False}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(128), nn.Linear(128, 256), nn.Linear(256, 128, bias=False)
+        self.small = nn.Linear(128, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + self.down(nn.functional.silu(self.up(self.norm(x))))
+        return self.small(y)
+
+
+def block() -> Block:
+    torch.manual_seed(0)
+    return Block().eval()
+
+
+def with_decoded_weights(module: nn.Module, bits: int) -> nn.Module:
+    module = copy.deepcopy(module)
+    for layer in (module.up, module.down):
+        codes, scales = encoded(layer.weight, bits, 128)
+        given = {"weights": codes.contiguous(), "scales": scales}
+        layer.weight.data = decoded(MatMulNBits(bits, 128), given, layer.in_features)
+    return module
+
+
+def ops(net) -> list[str]:
+    return [step.node.op for step in net.plan.steps]
+
+
+@pytest.mark.parametrize("weights", BITS)
+@pytest.mark.parametrize("dims", [(1, 128), (1, 7, 128), (2, 40, 128), (64, 128)])
+@pytest.mark.parametrize("policy", ["optimal", "propagate", "naive", "plain"])
+def test_results_are_those_of_the_decoded_weights(policy, dims, weights):
+    module, x = block(), torch.randn(dims)
+    net = fp.compile(module, (x,), weights=weights, policy=policy, **OPTIONS)
+    with torch.no_grad():
+        expected = with_decoded_weights(module, BITS[weights])(x)
+    torch.testing.assert_close(net(x), expected, rtol=1e-4, atol=1e-5)
+    many = x[..., 0].numel() > 16
+    assert ops(net).count("decode_nbits") == 2 * many and ops(net).count("matmul_nbits") == 2 * (not many)
+
+
+def test_small_and_infinite_matrices_stay():
+    module = block()
+    module.up.weight.data[3, 5] = torch.inf
+    graph = CompressWeights(4).run(fp.from_torch(module, (torch.randn(1, 128),)))
+    kept = [node.op for node in graph.nodes() if node.op in ("inner_product", "matmul", "matmul_nbits")]
+    assert sorted(kept) == ["inner_product", "inner_product", "matmul_nbits"]
+
+
+def test_codes_are_all_that_a_plan_keeps():
+    layer, x = nn.Linear(1024, 1024, bias=False).eval(), torch.randn(1, 1024)
+    packed = {
+        name: sum(t.nbytes for t in fp.compile(layer, (x,), weights=name, **OPTIONS).plan.constants)
+        for name in (None, "int8", "int4")
+    }
+    assert packed[None] >= 4 << 20
+    assert packed["int8"] <= 1.04 * (1 << 20) and packed["int4"] <= 0.57 * (1 << 20)
+
+
+def test_torch_compile_has_the_option():
+    module, x = block(), torch.randn(1, 128)
+    run = torch.compile(module, backend="fmtprop", options={"weights": "int4", **OPTIONS})
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), with_decoded_weights(module, 4)(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"weights": "int2"}, "The 'weights' parameter of compile must be one of None, 'int8', 'int4'. Got 'int2'"),
+        ({"weights": "int8", "verify": "full"}, "verify='full' compares with the model's own weights"),
+        ({"weights": "int8", "training": True}, "weights='int8' is for inference"),
+    ],
+)
+def test_what_is_refused(given, message):
+    with pytest.raises(UnsupportedOpError, match=message):
+        fp.compile(block(), (torch.randn(1, 128),), **given)
