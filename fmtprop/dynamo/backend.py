@@ -121,7 +121,7 @@ def regions_by(
         constants = _constant_inputs(functional)
         if grow and has_fixed_products(functional, constants):
             functional = growing(functional)
-        pieces = parted(functional, constants)
+        pieces = parted(functional, constants, own_views=options.weights is not None)
         is_all = len(pieces) == 1 and _changes_nothing()
         runs = [run_of(piece, is_all) for piece in pieces]
         if views is None and isinstance(runs[0], Region):

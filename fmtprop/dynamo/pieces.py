@@ -85,7 +85,7 @@ class Pieces:
         ]
 
 
-def parted(module: fx.GraphModule, constants: frozenset[int]) -> list[Piece]:
+def parted(module: fx.GraphModule, constants: frozenset[int], *, own_views: bool = False) -> list[Piece]:
     """Return the pieces of a graph, in order; one piece if plans can run all of it.
 
     Parameters
@@ -94,6 +94,10 @@ def parted(module: fx.GraphModule, constants: frozenset[int]) -> list[Piece]:
         ATen calls, of which those at the end may write to inputs; see :func:`in_place`.
     constants : frozenset of int
         Positions of the inputs that are constants.
+    own_views : bool
+        Whether each piece makes the views of constants that it reads. Then its weights are constants of its plan, which
+        keeps them in a form of its own, such as codes. Otherwise the first piece makes all views, and later ones read
+        the caller's memory.
 
     Notes
     -----
@@ -106,9 +110,13 @@ def parted(module: fx.GraphModule, constants: frozenset[int]) -> list[Piece]:
     theirs = {n for n in calls if n in random or _writes(n) or (not by_shape and _meets_symbols(n))}
     if not theirs:
         return [Piece(module, constants, (), (), is_ours=True)]
+    known = {node for place, node in enumerate(placeholders(module)) if place in constants}
+    views = _views_of(known, set(calls) - theirs) if own_views else set()
     levels: dict[fx.Node, int] = {}
     drawn = 0
     for node in calls:
+        if node in views:
+            continue
         before = [levels[source] for source in node.all_input_nodes if source in levels]
         if node.target is operator.getitem and before:
             levels[node] = before[0]
@@ -123,31 +131,55 @@ def parted(module: fx.GraphModule, constants: frozenset[int]) -> list[Piece]:
     groups = [[node for node in levels if levels[node] == level] for level in range(last + 1)]
     if sum(map(bool, groups)) == 1:  # the caller passes all inputs, read or not
         return [Piece(module, constants, (), (), is_ours=False)]
-    known = {node.name for place, node in enumerate(placeholders(module)) if place in constants}
-    return [_piece(module, known, group, level % 2 == 0) for level, group in enumerate(groups) if group]
+    return [_piece(module, known, views, group, level % 2 == 0) for level, group in enumerate(groups) if group]
 
 
-def _piece(module: fx.GraphModule, known: set[str], group: Sequence[fx.Node], is_ours: bool) -> Piece:
+def _views_of(constants: set[fx.Node], calls: set[fx.Node]) -> set[fx.Node]:
+    """Return the calls that read constants alone, directly or through each other, and give no results of the graph."""
+    found: set[fx.Node] = set()
+    for node in next(iter(constants)).graph.nodes if constants else ():
+        sources = node.all_input_nodes
+        read_inside = all(user.op != "output" for user in node.users)
+        if node in calls and sources and read_inside and all(one in constants or one in found for one in sources):
+            found.add(node)
+    return found
+
+
+def _piece(
+    module: fx.GraphModule, known: set[fx.Node], views: set[fx.Node], group: Sequence[fx.Node], is_ours: bool
+) -> Piece:
     graph, inside, made, reads = fx.Graph(), set(group), dict[fx.Node, fx.Node](), list[str]()
 
     def read(source: fx.Node) -> fx.Node:
         if source.op == "get_attr":
             made[source] = graph.node_copy(source)
+        elif source in views:
+            made[source] = graph.node_copy(source, read_or_made)
         elif source not in made:
             made[source] = graph.placeholder(source.name)
             made[source].meta = source.meta
             reads.append(source.name)
         return made[source]
 
-    for node in group:
+    def read_or_made(source: fx.Node) -> fx.Node:
+        return made[source] if source in made else read(source)
+
+    def read_inputs(node: fx.Node) -> None:
+        """Make the arguments that a call reads: they come before all calls."""
         for source in node.all_input_nodes:
-            if source not in inside and source.op != "get_attr":
+            if source in views:
+                read_inputs(source)
+            elif source not in inside and source.op != "get_attr":
                 read(source)
+
     for node in group:
-        made[node] = graph.node_copy(node, lambda source: made[source] if source in made else read(source))
+        read_inputs(node)
+    for node in group:
+        made[node] = graph.node_copy(node, read_or_made)
     written = [node for node in group if any(user not in inside for user in node.users)]
     graph.output(tuple(made[node] for node in written))
-    constants = frozenset(place for place, name in enumerate(reads) if name in known)
+    names_of_constants = {node.name for node in known}
+    constants = frozenset(place for place, name in enumerate(reads) if name in names_of_constants)
     names = tuple(node.name for node in written)
     return Piece(fx.GraphModule(module, graph), constants, tuple(reads), names, is_ours)
 

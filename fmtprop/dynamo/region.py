@@ -165,8 +165,8 @@ class Region:
 
     def _is_rare(self, key: object) -> bool:
         """Return whether this shape is one of many, and was used too rarely for a plan."""
-        if len(self._plans) < _FIRST_SHAPES:
-            return False
+        if len(self._plans) < _FIRST_SHAPES or self.options.weights is not None:
+            return False  # with codes for weights, PyTorch would compute with other numbers
         if len(self._unplanned) > _MOST_COUNTED:
             self._unplanned.clear()
         self._unplanned[key] += 1
@@ -242,6 +242,9 @@ class Region:
     def _decide(self, made: _Plan, ours: Callable[[], object], theirs: Callable[[], object]) -> None:
         """Keep a new plan where it is the faster."""
         net = made.outcome.net
+        if net is not None and self.options.weights is not None:
+            made.outcome = Outcome(net, f"weights={self.options.weights!r}: PyTorch would compute with other numbers")
+            return
         if net is not None and self._clear and all(self._clear) and net.compilation.is_like_another_shape:
             made.outcome = Outcome(net, "another shape's choices, which were clearly faster than PyTorch")
             return

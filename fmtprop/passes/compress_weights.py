@@ -70,6 +70,9 @@ class CompressWeights(NodePass):
         inputs = graph.inputs(node.name)
         inputs["weights"] = coded(0, TensorType((outputs, nbytes), CODES[self.bits][0]), (nbytes, 1))
         inputs["scales"] = coded(1, TensorType((outputs, groups)), (groups, 1))
+        src = graph.type_of(inputs["src"])
+        if isinstance(node.attrs, InnerProduct) and src.ndim > 2:
+            inputs["src"] = insert(graph, node, Reshape((src.dims[0], depth)), src=inputs["src"])
         if "bias" in inputs and graph.type_of(inputs["bias"]).ndim != 1:
             inputs["bias"] = insert(graph, node, Reshape((outputs,)), src=inputs["bias"])
         attrs = MatMulNBits(self.bits, group)
@@ -84,18 +87,18 @@ def _rows_of(graph: Graph, node: Node) -> tuple[Callable[[], torch.Tensor], int,
     inputs = graph.inputs(node.name)
     weights, bias = inputs["weights"], inputs.get("bias")
     type_, dst = graph.type_of(weights), node.results[0]
-    if not is_constant(graph, weights) or type_.ndim != 2 or type_.dtype is not DataType.F32:
+    by_columns = isinstance(node.attrs, MatMul)
+    if not is_constant(graph, weights) or type_.dtype is not DataType.F32 or (by_columns and type_.ndim != 2):
         return None
     if graph.type_of(inputs["src"]).dtype is not DataType.F32 or dst.size == 0:
         return None
-    by_columns = isinstance(node.attrs, MatMul)
-    depth, outputs = type_.dims if by_columns else type_.dims[::-1]
+    outputs = type_.dims[1] if by_columns else type_.dims[0]
     if bias is not None and graph.type_of(bias).size != outputs:
         return None
     data: Any = graph.constants[weights.node]
 
     def read() -> torch.Tensor:
         matrix = materialise(data, type_)
-        return matrix.t() if by_columns else matrix
+        return matrix.t() if by_columns else matrix.flatten(1)
 
-    return read, outputs, depth
+    return read, outputs, type_.size // outputs

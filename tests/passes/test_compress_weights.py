@@ -66,6 +66,16 @@ def test_small_and_infinite_matrices_stay():
     assert sorted(kept) == ["inner_product", "inner_product", "matmul_nbits"]
 
 
+def test_a_product_of_images_has_codes():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(8 * 4 * 4, 256)).eval()
+    x = torch.randn(2, 8, 4, 4)
+    net = fp.compile(module, x, weights="int8", **OPTIONS)
+    given = dict(zip(("weights", "scales"), encoded(module[1].weight, 8, 128), strict=True))
+    expected = nn.functional.linear(x.flatten(1), decoded(MatMulNBits(8, 128), given, 128), module[1].bias)
+    torch.testing.assert_close(net(x), expected, rtol=1e-4, atol=1e-5)
+    assert ops(net) == ["matmul_nbits"]
+
+
 def test_codes_are_all_that_a_plan_keeps():
     layer, x = nn.Linear(1024, 1024, bias=False).eval(), torch.randn(1, 1024)
     packed = {
