@@ -11,7 +11,18 @@ release = metadata.version("fmtprop")
 
 #: every page, in the order in which the site shows them
 NAVIGATION = {
-    "Start": ["README", "docs/tutorial", "docs/pytorch", "docs/training", "docs/onnx", "docs/report", "docs/verbose"],
+    "Start": [
+        *(
+            "README",
+            "docs/tutorial",
+            "docs/pytorch",
+            "docs/language_models",
+            "docs/training",
+            "docs/onnx",
+            "docs/report",
+        ),
+        "docs/verbose",
+    ],
     "Understand": ["docs/architecture", "docs/layout", "docs/numerics", "docs/mkldnn", "docs/dnnl", "docs/verifier"],
     "Measured": [
         "docs/performance",

@@ -22,6 +22,7 @@ _EXPORTS = {
     "compile": "fmtprop.api",
     "load_plan": "fmtprop.compiling.loading",
     "explain": "fmtprop.dynamo",
+    "optimize": "fmtprop.dynamo.optimized",
     "explain_torch": "fmtprop.lens.explain",
     "inspect": "fmtprop.targets.mkldnn",
     "CompiledModel": "fmtprop.compiling.compiled",
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from fmtprop.compiling.loading import load_plan as load_plan
     from fmtprop.compiling.options import Tune as Tune
     from fmtprop.dynamo import explain as explain
+    from fmtprop.dynamo.optimized import optimize as optimize
     from fmtprop.errors import (
         DnnlError as DnnlError,
     )

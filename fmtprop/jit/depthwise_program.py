@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from iced_x86 import MemoryOperand, Register
 
@@ -101,7 +101,7 @@ def _pieces(row: Row, most: int) -> Iterator[tuple[int, _Inside, int]]:
     """Yield the pieces of a row: number of positions, those inside src at each tap, and equal ones in a row."""
     count = -(-row.dst // most)
     firsts = [row.dst * index // count for index in range(count + 1)]
-    pieces = [range(first, end) for first, end in zip(firsts, firsts[1:], strict=False)]
+    pieces = [range(first, end) for first, end in pairwise(firsts)]
     inside = [tuple(tuple(row.inside(x, tap) for x in piece) for tap in range(row.window)) for piece in pieces]
     for taps, equal in groupby(inside):
         yield len(taps[0]), taps, len(list(equal))
@@ -110,9 +110,7 @@ def _pieces(row: Row, most: int) -> Iterator[tuple[int, _Inside, int]]:
 class _Depthwise(Program):
     """The program of one row; see :func:`depthwise`."""
 
-    def __init__(
-        self, isa: Isa, row: Row, pixel: int, tail: Sequence[Tail], *, bf16: bool, has_bias: bool
-    ) -> None:
+    def __init__(self, isa: Isa, row: Row, pixel: int, tail: Sequence[Tail], *, bf16: bool, has_bias: bool) -> None:
         super().__init__(isa, DepthwiseArguments, bf16=bf16)
         self.row, self.pixel, self.tail, self.has_bias = row, pixel, tail, has_bias
 

@@ -34,6 +34,7 @@ PUBLIC = {
     "load",
     "load_plan",
     "onnx",
+    "optimize",
     "save",
     # errors
     "DnnlError",
