@@ -66,8 +66,8 @@ class Race:
     steps : tuple of tuple of float
         Seconds of each step of each plan; in all, those of the plan's median run.
     is_disturbed : bool
-        Whether threads waited for processors that other programs used. All seconds are without the waiting, but such a
-        race teaches nothing about costs, and is not remembered.
+        Whether threads waited for processors that other programs used. All seconds are without the waiting, which tells
+        who is faster, but nothing about costs.
 
     Notes
     -----

@@ -169,7 +169,6 @@ class Selection:
             _winner_key(best, self._patient): kept.name,
             _pair_key(best, kept): kept.name,
         }
-        verdict = {} if result.is_disturbed else verdict
         return Decision(kept, self._certificate(kept, rivals, result), replace(result, steps=()), verdict, draft)
 
     # ------------------------------------------------------------------ costs and runs

@@ -231,3 +231,16 @@ class CostModel(Costs, Protocol):
 
     def reorder_kind(self, src: MemoryDesc, dst: MemoryDesc) -> str:
         """Return the name of similar reorders: their measured and modelled seconds have about the same ratio."""
+
+    def bounds(self, what: Node | MemoryDesc, how: Candidate | MemoryDesc, expected: float) -> tuple[float, float]:
+        """Return the least and the most seconds that this machine can need.
+
+        Parameters
+        ----------
+        what : Node or MemoryDesc
+            A node, or the source of a reorder.
+        how : Candidate or MemoryDesc
+            A way to run the node, or the destination of the reorder.
+        expected : float
+            Its modelled seconds.
+        """

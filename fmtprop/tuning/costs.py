@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from statistics import median
-from time import perf_counter
-from typing import Any
 
 from fmtprop import dnnl
 from fmtprop.errors import FmtpropError
@@ -23,10 +21,11 @@ from fmtprop.store import Store, key_of
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.executable import Provider
 from fmtprop.tuning.identity import describe, describe_reorder, group_of, identity_of, is_timed
-from fmtprop.tuning.measure import Bench, Job, Progress, job_of, job_of_reorder
+from fmtprop.tuning.measure import Progress
 from fmtprop.tuning.paces import Family, Paces
 from fmtprop.tuning.peaks import keys_of_peaks, nominal_peaks, peaks
 from fmtprop.tuning.roofline import CACHE_NBYTES, ModelCosts
+from fmtprop.tuning.tuner import Group, Tuner
 
 #: values of the option `tune`
 TUNES = ("auto", "model", "measure", "remeasure")
@@ -52,9 +51,6 @@ _DOUBT_SHARE = 1.5e-3
 #: a step of training has many times as many nodes as a network. A step of DenseNet-121 took 1.76 s with 419 reorders,
 #: chosen by a share of 3e-4 of its time, and 1.86 s with 324 (AVX-512, one thread)
 _DOUBT_OF_NODE = 0.5
-
-#: least seconds between two writes of the cache
-_SAVE_SECONDS = 5.0
 
 
 def disturbance(src: MemoryDesc, dst: MemoryDesc) -> float:
@@ -153,25 +149,6 @@ def _roofline(known: Store, weights_nbytes: int, activations_nbytes: int | None)
     return ModelCosts(figures, weights_nbytes, dnnl.lib().lanes)
 
 
-@dataclass
-class _Group:
-    """Ways to run equal nodes, or one reorder; a group is measured together."""
-
-    #: identity -> way to run the node
-    ways: dict[Hashable, Any] = field(default_factory=dict)
-    #: identity -> the model's seconds
-    modelled: dict[Hashable, float] = field(default_factory=dict)
-    #: identity -> key in the cache, for the ways that are worth a measurement
-    keys: dict[Hashable, str] = field(default_factory=dict)
-    #: number of the network's nodes in the group
-    count: int = 0
-
-    @property
-    def weight(self) -> float:
-        """Seconds of the network that the group takes."""
-        return self.count * min(self.modelled.values())
-
-
 class TunedCosts:
     """Measured figures if there are any, otherwise modelled ones.
 
@@ -213,21 +190,18 @@ class TunedCosts:
         paces: Paces | None = None,
     ) -> None:
         self.model, self.store, self.tune = model, store, tune
-        self._target = target or OneDnnTarget()
         self.tuning = Tuning()
-        self._weights_nbytes, self._budget, self._progress = weights_nbytes, budget, progress
+        self._weights_nbytes = weights_nbytes
+        self._tuner = Tuner(store, target or OneDnnTarget(), weights_nbytes, budget, progress)
         #: measured seconds, by identity
         self._known: dict[Hashable, float] = {}
         #: groups with missing figures: none of their figures is used
         self._partial: set[Hashable] = set()
-        #: reorders that oneDNN does not have
-        self._absent: set[Hashable] = set()
         #: identities that were requested, and those with a measured figure in use
         self._asked: set[Hashable] = set()
         self._used: set[Hashable] = set()
-        #: identities that this object timed, and the seconds that it took
+        #: identities that this object timed
         self._fresh: set[Hashable] = set()
-        self._seconds = 0.0
         #: seconds that a reorder must save in addition to its own time
         self._doubt = 0.0
         self._paces = paces or Paces(store)
@@ -250,18 +224,22 @@ class TunedCosts:
         groups = self._groups(work) | self._reorder_groups(reorders)
         if self.tune != "remeasure":
             for group in groups.values():
-                found = {identity: self.store.figure(key) for identity, key in group.keys.items()}
-                self._known.update({identity: value for identity, value in found.items() if value is not None})
+                self._known.update(self._recorded(group))
         self._partial -= groups.keys()
         if self.tune in MEASURING:
-            self._measure(groups)
+            missing = [group for group in groups.values() if not group.keys.keys() <= self._known.keys()]
+            found = self._tuner.measure(missing, self.model)
+            self._known.update(found)
+            self._fresh.update(found)
         else:
             self._partial |= {name for name, group in groups.items() if not group.keys.keys() <= self._known.keys()}
         self._asked |= {identity for group in groups.values() for identity in group.ways}
         whole = {identity for name, group in groups.items() if name not in self._partial for identity in group.keys}
         self._used |= whole & self._known.keys()
         measured = len(self._used & self._fresh)
-        self.tuning = Tuning(measured, len(self._used) - measured, len(self._asked) - len(self._used), self._seconds)
+        self.tuning = Tuning(
+            measured, len(self._used) - measured, len(self._asked) - len(self._used), self._tuner.seconds
+        )
         self._compare(groups)
         self._answers.clear()
         self._doubt = self._doubt_of(work)
@@ -289,7 +267,7 @@ class TunedCosts:
         """
         if src == dst:
             return 0.0
-        if (src, dst) in self._absent:
+        if (src, dst) in self._tuner.absent:
             return None
         known = self._known.get((src, dst))
         if known is not None:
@@ -341,6 +319,15 @@ class TunedCosts:
         """Return whether the figure of a way to run a node, or of a pair of formats, was measured."""
         return identity in self._used
 
+    def _recorded(self, group: Group) -> dict[Hashable, float]:
+        """Return the recorded figures of a group. What no machine can need was measured wrongly, and does not count."""
+        found = {}
+        for identity, key in group.keys.items():
+            seconds = self.store.figure(key)
+            if seconds is not None and (group.allows(identity, seconds, self.model) or self.store.has_passed(key)):
+                found[identity] = seconds
+        return found
+
     def _doubt_of(self, work: Sequence[tuple[Node, Candidate]]) -> float:
         """Return the seconds that a reorder must save, by the best way to run each node of the network."""
         best: dict[str, float] = {}
@@ -350,14 +337,14 @@ class TunedCosts:
 
     # ------------------------------------------------------------------ groups
 
-    def _groups(self, work: Sequence[tuple[Node, Candidate]]) -> dict[Hashable, _Group]:
-        groups: dict[Hashable, _Group] = {}
+    def _groups(self, work: Sequence[tuple[Node, Candidate]]) -> dict[Hashable, Group]:
+        groups: dict[Hashable, Group] = {}
         names: dict[Hashable, set[str]] = {}
         for node, candidate in work:
             if not _costs_time(node, candidate):
                 continue
             name = group_of(node, candidate)
-            group = groups.setdefault(name, _Group())
+            group = groups.setdefault(name, Group())
             names.setdefault(name, set()).add(node.name)
             group.ways.setdefault(identity_of(node, candidate), (node, candidate))
         for name, group in groups.items():
@@ -372,68 +359,17 @@ class TunedCosts:
                     group.keys[identity] = key_of(describe(node, candidate, self._weights_nbytes))
         return groups
 
-    def _reorder_groups(self, reorders: Sequence[tuple[MemoryDesc, MemoryDesc]]) -> dict[Hashable, _Group]:
-        groups: dict[Hashable, _Group] = {}
+    def _reorder_groups(self, reorders: Sequence[tuple[MemoryDesc, MemoryDesc]]) -> dict[Hashable, Group]:
+        groups: dict[Hashable, Group] = {}
         for pair, count in Counter(reorders).items():
             seconds = self._modelled_reorder(*pair)
             if seconds:
-                groups[pair] = _Group({pair: pair}, {pair: seconds}, {pair: key_of(describe_reorder(*pair))}, count)
+                groups[pair] = Group({pair: pair}, {pair: seconds}, {pair: key_of(describe_reorder(*pair))}, count)
         return groups
-
-    # ------------------------------------------------------------------ measuring
-
-    def _measure(self, groups: Mapping[Hashable, _Group]) -> None:
-        """Measure all keys without a figure, within the budget of time."""
-        start = perf_counter()
-        deadline = start + self._budget - self._seconds
-        if start >= deadline:
-            return
-        missing = [group for group in groups.values() if not group.keys.keys() <= self._known.keys()]
-        missing.sort(key=lambda group: -group.weight)
-        jobs = [self._jobs(group) for group in missing]
-        if not any(jobs):
-            return
-        bench = Bench((job for some in jobs for job in some), self._weights_nbytes)
-        unsaved: dict[str, float] = {}
-        saved = start
-
-        def done(index: int, found: Mapping[Hashable, float]) -> None:
-            nonlocal saved
-            self._known.update(found)
-            self._fresh.update(found)
-            unsaved.update({missing[index].keys[identity]: seconds for identity, seconds in found.items()})
-            if perf_counter() - saved > _SAVE_SECONDS:
-                self.store.add_figures(unsaved, sync=True)
-                unsaved.clear()
-                saved = perf_counter()
-
-        try:
-            bench.seconds(jobs, deadline, done, self._progress)
-        finally:
-            self.store.add_figures(unsaved, sync=True)
-            self._seconds += perf_counter() - start
-
-    def _jobs(self, group: _Group) -> list[Job]:
-        """Return the jobs of a group, the most promising first.
-
-        All its ways are timed although some may be known: figures of different hours are not comparable.
-        """
-        jobs = []
-        for identity in sorted(group.keys, key=lambda identity: group.modelled[identity]):
-            first, second = group.ways[identity]
-            if isinstance(first, Node):
-                jobs.append(job_of(identity, first, second))
-                continue
-            job = job_of_reorder(identity, first, second, self._target)
-            if job is not None:
-                jobs.append(job)
-            elif not (first.is_plain and second.is_plain):  # copied by another target, at the modelled cost
-                self._absent.add(identity)
-        return jobs
 
     # ------------------------------------------------------------------ comparing
 
-    def _compare(self, groups: Mapping[Hashable, _Group]) -> None:
+    def _compare(self, groups: Mapping[Hashable, Group]) -> None:
         """Compute the ratios of measured to modelled figures."""
         found: dict[Hashable, list[float]] = {}
         for group in groups.values():

@@ -12,6 +12,9 @@ from fmtprop.passes.target import Candidate
 
 _MIB = 1 << 20
 
+#: how figures are found; those found in another way are not comparable. 2: on normal numbers, without waiting
+_TIMED = 2
+
 #: more bytes of weights than this come from main memory on all machines
 _FARTHEST_NBYTES = 128 * _MIB
 
@@ -71,7 +74,7 @@ def identity_of(node: Node, candidate: Candidate) -> Hashable:
 
 def describe(node: Node, candidate: Candidate, weights_nbytes: int) -> dict[str, object]:
     """Return the identity as plain data, valid in other processes."""
-    return {**describe_result(node, candidate), "weights": regime(weights_nbytes)}
+    return {**describe_result(node, candidate), "weights": regime(weights_nbytes), "timed": _TIMED}
 
 
 def describe_result(node: Node, candidate: Candidate) -> dict[str, object]:
@@ -90,7 +93,7 @@ def describe_result(node: Node, candidate: Candidate) -> dict[str, object]:
 
 def describe_reorder(src: MemoryDesc, dst: MemoryDesc) -> dict[str, object]:
     """Return the identity of a reorder as plain data, valid in other processes."""
-    return {"reorder": [persistent_text(src), persistent_text(dst)]}
+    return {"reorder": [persistent_text(src), persistent_text(dst)], "timed": _TIMED}
 
 
 def _tail(node: Node) -> tuple[object, ...]:

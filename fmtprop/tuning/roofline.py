@@ -83,6 +83,14 @@ _REORDER = {"copy": 0.8, "block": 0.75, "transpose": 0.5}
 #: plans as with 16 MiB; U-Net's is said to take 3 to 4 % less, of the others no cost changes.)
 CACHE_NBYTES = 16 << 20
 
+#: a time is not possible if it is so many times shorter than its arithmetic or its bytes at the peak. (Filtering needs
+#: a quarter of the products; a peak may be of a moment when another virtual machine had half of the core)
+_FASTER_RATIO = 8.0
+
+#: nor if it is so many times longer than modelled, and longer than these seconds. (A loaded core needs twice or three
+#: times as long, the model is wrong by up to 8 times for small steps; with denormal numbers, it took 30 times as long)
+_SLOWER_RATIO, _ANY_SECONDS = 12.0, 1e-4
+
 #: seconds that an operator of PyTorch takes before it moves a byte
 _PYTORCH_CALL_SECONDS = 4e-6
 
@@ -268,6 +276,20 @@ class ModelCosts:
     def reorder_kind(self, src: MemoryDesc, dst: MemoryDesc) -> str:
         """Return which reorders this one is like: ``"copy"``, ``"block"`` or ``"transpose"``."""
         return _kind(src, dst)
+
+    def bounds(self, what: Node | MemoryDesc, how: Candidate | MemoryDesc, expected: float) -> tuple[float, float]:
+        """Return the least and the most seconds that this machine can need: by its peaks, and by the modelled time."""
+        linear = linear_of(what) if isinstance(what, Node) else None
+        if isinstance(what, Node) and isinstance(how, Candidate):
+            moved = sum(desc.nbytes for desc in how.results)
+        else:
+            moved = how.nbytes if isinstance(how, MemoryDesc) else 0
+        ideal = moved * self._cached
+        if linear is not None and isinstance(how, Candidate):
+            src, weights, dst = _roles(linear, how.operands, how.results[0])
+            products = 2.0 * linear.products(src.dims, weights.dims, dst.dims)
+            ideal = max(ideal, products / max(self.peaks.flops.values()))
+        return ideal / _FASTER_RATIO, max(_SLOWER_RATIO * expected, _ANY_SECONDS)
 
     def _reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float:
         nbytes = src.nbytes + dst.nbytes

@@ -23,7 +23,7 @@ from fmtprop.report import Report
 from fmtprop.report.text import certificate_text
 from fmtprop.runtime.build import Draft
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
-from fmtprop.tuning import costs, peaks
+from fmtprop.tuning import costs, peaks, roofline, tuner
 from tests.compiling.other_plans import unlike_any_other
 
 
@@ -149,6 +149,8 @@ def test_what_runs_as_several_is_doubted_where_costs_promised_too_much(
 class EqualFigures:
     """Measures nothing: equal jobs have equal figures, whatever else runs now."""
 
+    doubtful: frozenset[object] = frozenset()
+
     def __init__(self, jobs, weights_nbytes):
         pass
 
@@ -160,7 +162,9 @@ class EqualFigures:
 @pytest.mark.usefixtures("usual_peaks")
 @pytest.mark.usefixtures("own_cache")
 def test_a_verdict_of_measured_costs_holds_for_later_compilations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "Bench", EqualFigures)
+    monkeypatch.setattr(tuner, "Bench", EqualFigures)
+    for name in ("_FASTER_RATIO", "_SLOWER_RATIO"):  # nothing is impossible
+        monkeypatch.setattr(roofline, name, inf)
     monkeypatch.setattr(selection, "_FAR_RATIO", inf)  # by such figures, anything may cost any number of times as much
     unlike_any_other(monkeypatch)
     races: list[int] = []
