@@ -263,7 +263,7 @@ def test_rounds_are_asked_for_where_the_plan_is_to_be_good_and_time_has_no_limit
 
 
 @pytest.mark.parametrize(("seconds", "tune", "is_raced"), [(0.0, "auto", False), (60.0, "auto", True)])
-@pytest.mark.usefixtures("own_cache")
+@pytest.mark.usefixtures("own_cache", "usual_peaks")
 def test_a_race_for_which_there_is_no_time_is_left_out_and_said_so(
     model: torch.nn.Module, seconds: float, tune: str, is_raced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
