@@ -13,12 +13,20 @@ from tests.threads import torch_threads
 
 
 class Clock:
-    """Seconds, moved by calls."""
+    """Seconds, moved by calls; a part of them is waiting."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
+        self.now = self.waited = 0.0
+        monkeypatch.setattr(turns, "Waiting", lambda: self)
         for name in ("perf_counter", "thread_time"):
             monkeypatch.setattr(turns, name, lambda: self.now)
+
+    def lap(self) -> float:
+        waited, self.waited = self.waited, 0.0
+        return waited
+
+    def close(self) -> None:
+        pass
 
     def call(self, slow: Sequence[float], usual: float) -> Callable[[], None]:
         """Return a call that takes seconds of a list, then the usual ones."""
@@ -61,6 +69,21 @@ def test_each_change_of_sides_has_a_rest_and_the_next_run_does_not_count(monkeyp
     for one, other in pairwise(calls):
         assert "rest" in (one, other) or one == other
     assert calls.count("ours") == calls.count("theirs") == 4
+
+
+def test_with_several_threads_waiting_does_not_count(monkeypatch):
+    """Beside busy programs, ours waits half of the time, theirs never: ours is faster all the same."""
+    clock, calls = Clock(monkeypatch), []
+
+    def ours() -> None:
+        calls.append(1)
+        clock.now += 0.3
+        clock.waited = 0.2
+
+    with torch_threads(2):
+        faster, seconds = turns.compare(ours, clock.call([], 0.15))
+    assert faster and seconds == pytest.approx((0.1, 0.15))
+    assert len(calls) > 3, "more turns than on an idle machine"
 
 
 def test_with_one_thread_waiting_does_not_count():
