@@ -73,7 +73,7 @@ class CompiledModel(Serving):
         self.tuning, self.dropped = compilation.tuning, compilation.dropped
         self.left_out = compilation.left_out
         plan, graph = self.plan, self.graph
-        self._executor = Executor(plan, compilation.plan_for)
+        self._executor = Executor(plan, compilation.plan_for, flushes=self.options.flushes)
         self._has_flat_inputs, self._has_flat_outputs = _are_flat(graph)
         self._arguments = frozenset(argument_names(graph.structure))
 

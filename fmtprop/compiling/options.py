@@ -154,6 +154,11 @@ class Options:
         return self.confirm and not self.deterministic
 
     @property
+    def flushes(self) -> bool:
+        """Whether denormal numbers are zero in native steps."""
+        return self.special_values != "exact"
+
+    @property
     def tuning(self) -> Tune:
         """Source of costs, and effort."""
         return self.tune if isinstance(self.tune, Tune) else Tune(self.tune)

@@ -138,6 +138,11 @@ class Library:
         return getattr(self._cdll, name, None)
 
     @property
+    def handle(self) -> int:
+        """The dynamic loader's handle of the library."""
+        return int(self._cdll._handle)
+
+    @property
     def threads(self) -> int:
         """Number of threads that a primitive created now by this thread will use."""
         function = self.runtime_function("omp_get_max_threads") if self.runtime == "OMP" else None

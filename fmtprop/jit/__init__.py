@@ -7,6 +7,7 @@ sees rows of numbers, the loop sees functions and arguments.
 from fmtprop.jit.bag import BagKernel
 from fmtprop.jit.batch_norms import BatchNormKernel
 from fmtprop.jit.calls import Call, CallList
+from fmtprop.jit.denormals import flushed
 from fmtprop.jit.depthwise import DepthwiseKernel
 from fmtprop.jit.gather import GatherKernel
 from fmtprop.jit.gemv import GemvKernel, Tail
@@ -47,6 +48,7 @@ __all__ = [
     "Watch",
     "Work",
     "broadcast_kernel_for",
+    "flushed",
     "kernel_for",
     "no_code",
     "no_tiles",

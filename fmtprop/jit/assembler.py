@@ -142,6 +142,15 @@ class Assembler:
         """Add an instruction on a register and a number."""
         self._add(Instruction.create_reg_i32(getattr(Code, code), register, value))
 
+    def constant(self, register: Any, value: int) -> None:
+        """Set a register to a number of 64 bits."""
+        self._add(Instruction.create_reg_u64(Code.MOV_R64_IMM64, register, value))
+
+    def call(self, address: int) -> None:
+        """Call the function at an address; its result is in RAX, which loses its number."""
+        self.constant(Register.RAX, address)
+        self.emit("CALL_RM64", Register.RAX)
+
     def label(self, name: str) -> None:
         """Name the position of the next instruction."""
         self._labels[name] = len(self._instructions) + 1

@@ -12,6 +12,7 @@ from ctypes import CFUNCTYPE, c_int, c_uint64, c_void_p
 from functools import cache
 from typing import Any
 
+from fmtprop.jit import denormals
 from fmtprop.jit.memory import place_code
 
 #: (function, four arguments), ctypes objects made once; the function returns 0 or an error status
@@ -37,6 +38,8 @@ class CallList:
     ----------
     calls : sequence of Call
         Functions of a shared library, with pointers or integers; the data behind the pointers must outlive the list.
+    flushes : bool
+        Whether denormal numbers are zero meanwhile (:mod:`fmtprop.jit.denormals`).
 
     Raises
     ------
@@ -49,14 +52,14 @@ class CallList:
     afterwards.
     """
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[Call], *, flushes: bool = False) -> None:
         self._calls = tuple(calls)
         self._records = (_Record * len(calls))(*map(_record, calls))
         start, nbytes = ctypes.addressof(self._records), ctypes.sizeof(self._records)
         self._reached = c_uint64(start + nbytes)
         #: the whole list as a call
         self.call: Call = (
-            _routine(),
+            _routine(flushes),
             *(c_void_p(start), c_void_p(start + nbytes), c_void_p(ctypes.addressof(self._reached)), None),
         )
 
@@ -83,24 +86,31 @@ def _bits(argument: Any) -> int:
 
 
 @cache
-def _routine() -> Any:
-    return CFUNCTYPE(c_int, *[c_void_p] * 4)(place_code(_program()))
+def _routine(flushes: bool) -> Any:
+    return CFUNCTYPE(c_int, *[c_void_p] * 4)(place_code(_program(denormals.brackets() if flushes else None)))
 
 
-def _program() -> bytes:
-    """Return ``int run(record, end, reached)``, which calls records until one fails and stores where it stopped."""
+def _program(brackets: tuple[int, int] | None) -> bytes:
+    """Return ``int run(record, end, reached)``, which calls records until one fails and stores where it stopped.
+
+    Between functions at two addresses, if given: the second is called only if the first returns another number than 0.
+    """
     from iced_x86 import Register
 
     from fmtprop.jit.assembler import Assembler, at
     from fmtprop.jit.isa import AVX2
 
     a = Assembler(AVX2)  # any instruction set: there are no vectors
-    saved = (Register.RBX, Register.RBP, Register.R12)
+    saved = (Register.RBX, Register.RBP, Register.R12, Register.R13, Register.R14)
     for register in saved:
         a.emit("PUSH_R64", register)  # together with the return address, they align the stack for the calls
     a.emit("MOV_R64_RM64", Register.RBX, Register.RDI)
     a.emit("MOV_R64_RM64", Register.RBP, Register.RSI)
     a.emit("MOV_R64_RM64", Register.R12, Register.RDX)
+    a.emit("XOR_R32_RM32", Register.R13D, Register.R13D)
+    if brackets is not None:
+        a.call(brackets[0])
+        a.emit("MOV_R32_RM32", Register.R13D, Register.EAX)
     a.label("next")
     a.emit("XOR_R32_RM32", Register.EAX, Register.EAX)
     a.emit("CMP_R64_RM64", Register.RBX, Register.RBP)
@@ -114,6 +124,13 @@ def _program() -> bytes:
     a.branch("JMP_REL32_64", "next")
     a.label("done")
     a.emit("MOV_RM64_R64", at(Register.R12), Register.RBX)
+    if brackets is not None:
+        a.emit("MOV_R32_RM32", Register.R14D, Register.EAX)
+        a.emit("TEST_RM32_R32", Register.R13D, Register.R13D)
+        a.branch("JE_REL32_64", "out")
+        a.call(brackets[1])
+        a.label("out")
+        a.emit("MOV_R32_RM32", Register.EAX, Register.R14D)
     for register in reversed(saved):
         a.emit("POP_R64", register)
     a.emit("RETNQ")

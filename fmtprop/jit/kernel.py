@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fmtprop.dnnl import lib
 from fmtprop.jit.calls import Call, CallList
+from fmtprop.jit.denormals import parallel
 from fmtprop.jit.isa import AVX2, AVX512, Isa
 from fmtprop.jit.memory import no_code, place_code
 from fmtprop.layout import DataType
@@ -135,7 +136,7 @@ class BoundKernel:
         self._kernel, self._arguments = kernel, arguments
         #: the function to call, with its arguments
         self.call: Call = (
-            *(runtime_function("GOMP_parallel"), c_void_p(kernel.address), c_void_p(ctypes.addressof(arguments))),
+            *(parallel(), c_void_p(kernel.address), c_void_p(ctypes.addressof(arguments))),
             *(c_uint(threads), c_uint(0)),
         )
 

@@ -33,6 +33,9 @@ _NOT_IN_THE_MIDDLE = 0.3
 #: largest difference of two bytes
 _BYTE_RANGE = 255
 
+#: a run may take smaller f32 numbers for zero (:mod:`fmtprop.jit.denormals`)
+_SMALLEST_NORMAL = 2**-126
+
 #: elements of which differences are computed at a time (at least one row of the tensor)
 _PIECE_ELEMENTS = 1 << 20
 
@@ -191,6 +194,8 @@ def error_of_numbers(got: torch.Tensor, expected: torch.Tensor, least: float = 0
         scale, worst = _largest(expected[finite]), _largest(got[finite] - expected[finite])
     if math.isnan(worst):
         return math.inf
+    if worst < _SMALLEST_NORMAL and wide is torch.float32:
+        return 0.0
     scale = max(scale, least)
     return worst / scale if scale else worst
 

@@ -6,6 +6,7 @@ A context serves one run at a time; concurrent runs of a plan use one each and s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import chain, groupby
 from math import inf
 from time import perf_counter
@@ -16,7 +17,7 @@ from fmtprop import dnnl
 from fmtprop.errors import PlanError
 from fmtprop.ir.node import Node
 from fmtprop.ir.ports import result_names
-from fmtprop.jit import Call, CallList, no_code
+from fmtprop.jit import Call, CallList, flushed, no_code
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.boundary import Endpoint, write_out
 from fmtprop.runtime.direct import Run, generated, read_tensors, reads_whole
@@ -38,10 +39,13 @@ class Context:
         The plan to run.
     arena : torch.Tensor, optional
         Memory for the activations, on pages that have been written. Default: new memory.
+    flushes : bool
+        Whether denormal numbers are zero in native steps.
     """
 
-    def __init__(self, plan: Plan, arena: torch.Tensor | None = None) -> None:
+    def __init__(self, plan: Plan, arena: torch.Tensor | None = None, *, flushes: bool = True) -> None:
         self.plan = plan
+        self._flushes = flushes
         self._stream = Stream()
         self._arena = huge_bytes(plan.arena_nbytes) if arena is None else arena
         # a step may write a part of the caller's tensor, or write it with another shape
@@ -209,12 +213,13 @@ class Context:
                 if start > end:
                     self.clear()
                     return [], spans
-                for call in bound.calls:
-                    function, a, b, c, d = call
-                    status = function(a, b, c, d)
-                    self._stream.wait()
-                    if status:
-                        self.fail(call, status)
+                with flushed() if self._flushes and bound.is_native else nullcontext():
+                    for call in bound.calls:
+                        function, a, b, c, d = call
+                        status = function(a, b, c, d)
+                        self._stream.wait()
+                        if status:
+                            self.fail(call, status)
                 spans.append((start, perf_counter() - start))
         results = self._results(self._outputs)
         self.clear()
@@ -374,7 +379,7 @@ class Context:
             if no_code():
                 joined += calls
             else:
-                self._lists.append(CallList(calls))
+                self._lists.append(CallList(calls, flushes=self._flushes))
                 joined.append(self._lists[-1].call)
         return joined
 

@@ -31,6 +31,8 @@ class Executor:
     arena : torch.Tensor, optional
         Memory for the activations of runs with the plan's number of threads, except concurrent ones. Executors that
         never run at the same time can share it.
+    flushes : bool
+        Whether denormal numbers are zero in native steps (:mod:`fmtprop.jit.denormals`).
 
     Notes
     -----
@@ -41,14 +43,20 @@ class Executor:
     """
 
     def __init__(
-        self, plan: Plan, plan_for: Callable[[int], Plan] | None = None, *, arena: torch.Tensor | None = None
+        self,
+        plan: Plan,
+        plan_for: Callable[[int], Plan] | None = None,
+        *,
+        arena: torch.Tensor | None = None,
+        flushes: bool = True,
     ) -> None:
         self.plan = plan
+        self._flushes = flushes
         self._boundary = Boundary.of(plan)
         self._plan_for = plan_for
-        self._runners = {plan.threads: _Runner(plan)}
+        self._runners = {plan.threads: _Runner(plan, flushes)}
         if arena is not None:
-            self._runners[plan.threads].free.append(Context(plan, arena))
+            self._runners[plan.threads].free.append(Context(plan, arena, flushes=flushes))
         self._planning = ProcessLock()
 
     def run(
@@ -175,7 +183,7 @@ class Executor:
             if runner is None:
                 plan = self._plan_for(threads) if self._plan_for is not None else self.plan
                 # if there is no plan for this number, use the first plan's contexts
-                runner = _Runner(plan) if plan is not self.plan else self._runners[self.plan.threads]
+                runner = _Runner(plan, self._flushes) if plan is not self.plan else self._runners[self.plan.threads]
                 self._runners[threads] = runner
             return runner
 
@@ -204,8 +212,8 @@ def outside(error: OutsideError, plan: Plan, boundary: Boundary, tensors: Sequen
 class _Runner:
     """A plan for one number of threads, and its idle contexts."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, flushes: bool) -> None:
+        self.plan, self._flushes = plan, flushes
         self.free: deque[Context] = deque()
 
     def take(self) -> Context:
@@ -213,7 +221,7 @@ class _Runner:
             return self.free.pop()
         except IndexError:
             with torch.inference_mode(mode=False):  # views made in that mode could be written in it alone
-                return Context(self.plan)
+                return Context(self.plan, flushes=self._flushes)
 
     def rest(self) -> None:
         idle = list(self._taken())  # no run has one of them meanwhile

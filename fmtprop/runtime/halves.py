@@ -38,6 +38,8 @@ class Halves:
         With a backward half.
     plan_for : callable, optional
         As for :class:`Executor`.
+    flushes : bool
+        As for :class:`Executor`.
 
     Raises
     ------
@@ -50,11 +52,11 @@ class Halves:
     a small tensor. No other call gets the memory as long as the ticket exists, for instance saved by autograd.
     """
 
-    def __init__(self, plan: Plan, plan_for: Callable[[int], Plan] | None = None) -> None:
+    def __init__(self, plan: Plan, plan_for: Callable[[int], Plan] | None = None, *, flushes: bool = True) -> None:
         if plan.turn is None:
             raise PlanError(f"model {plan.name} has no backward half: compile it with training=True")
         self.plan, turn = plan, plan.turn
-        self._executor = Executor(plan, plan_for)
+        self._executor = Executor(plan, plan_for, flushes=flushes)
         inputs = Boundary.of(plan).inputs
         self._forward = Boundary(plan.name, inputs[: turn.input], ())
         self._backward = Boundary(plan.name, inputs[turn.input :], ())

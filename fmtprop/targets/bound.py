@@ -6,7 +6,6 @@ Must not know how implementations are chosen or built.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import cache, partial
 from time import perf_counter
 from typing import Any
@@ -17,7 +16,7 @@ from fmtprop import dnnl
 from fmtprop.errors import FmtpropError, PlanError
 from fmtprop.ir.node import Node
 from fmtprop.ir.tensors import torch_dtype
-from fmtprop.jit import Call
+from fmtprop.jit import Call, flushed
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.building import several
 from fmtprop.targets.memory import copied, laid_out, view, view_of_tensor
@@ -399,7 +398,7 @@ class Bound:
             A call failed.
         """
         failed = 0
-        with nullcontext() if self.is_native else as_planned():
+        with flushed() if self.is_native else as_planned():  # as in a run
             start = perf_counter()
             for function, a, b, c, d in self.calls:
                 failed = function(a, b, c, d) or failed

@@ -167,7 +167,7 @@ class Step:
         if joint is None:
             return None
         self.net = self._plan(joint.graph, replace(self.options, boundary=joint.boundary))
-        return joint, Halves(self.net.plan, self.net.compilation.plan_for)
+        return joint, Halves(self.net.plan, self.net.compilation.plan_for, flushes=self.options.flushes)
 
 
 def leading_sizes(backward: fx.GraphModule) -> int:

@@ -101,7 +101,9 @@ def mixed() -> tuple[fmtprop.CompiledModel, nn.Module, torch.Tensor]:
 def lists(monkeypatch) -> list[CallList]:
     """The lists of calls that contexts make."""
     made: list[CallList] = []
-    monkeypatch.setattr(context_module, "CallList", lambda calls: made.append(CallList(calls)) or made[-1])
+    monkeypatch.setattr(
+        context_module, "CallList", lambda calls, **how: made.append(CallList(calls, **how)) or made[-1]
+    )
     return made
 
 
