@@ -8,6 +8,7 @@ import torch
 from fmtprop.errors import ShapeError
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.eltwise import ELTWISE, FUNCTIONS, Eltwise, operator
+from fmtprop.ops.eltwise_backward import ELTWISE_BACKWARD, EltwiseGradient
 from tests.ops.fake_call import FakeCall, check_import, random_tensor
 
 X = TensorType((2, 3, 4))
@@ -172,3 +173,28 @@ def test_one_operator_of_pytorch_computes_a_function(attrs):
 
 def test_hard_functions_of_other_constants_have_no_operator():
     assert operator(Eltwise("hardswish", 0.2, 0.5), {"src": torch.ones(3)}, [torch.empty(3)]) is None
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        *(EltwiseGradient("gelu_erf"), EltwiseGradient("gelu_tanh"), EltwiseGradient("swish", 1.0)),
+        *(EltwiseGradient(alg, by_result=True) for alg in ("tanh", "logistic")),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_operator_of_pytorch_computes_a_gradient(attrs, dtype):
+    x = torch.tensor([-25.0, -4.0, -0.9, -0.1, 0.0, 0.3, 0.9, 4.0, 25.0, math.nan], dtype=dtype)
+    tensors = {attrs.reads: x, "diff_dst": torch.linspace(-2, 2, 10, dtype=dtype)}
+    (expected,) = ELTWISE_BACKWARD.reference(attrs, tensors)
+    run = ELTWISE_BACKWARD.operator(attrs, tensors, [tensors["diff_dst"]])  # in place
+    assert run is not None
+    run()
+    torch.testing.assert_close(tensors["diff_dst"], expected, equal_nan=True)
+
+
+def test_gradients_without_an_operator():
+    tensors = {"src": torch.ones(3), "dst": torch.ones(3), "diff_dst": torch.ones(3)}
+    for attrs in (EltwiseGradient("swish", 2.0), EltwiseGradient("tanh"), EltwiseGradient("mish")):
+        assert ELTWISE_BACKWARD.operator(attrs, tensors, [torch.empty(3)]) is None
