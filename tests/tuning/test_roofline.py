@@ -106,6 +106,21 @@ def test_consecutive_columns_are_rearranged_by_brg_in_each_run() -> None:
     assert seconds("brg:avx512_core", "abc") == pytest.approx(seconds("gemm:jit:f32", "abc"))
 
 
+@pytest.mark.parametrize(
+    ("tag", "columns", "dtype", "slow"),
+    [("ab", 3072, "f32", True), ("ab", 768, "f32", False), ("ba", 3072, "f32", False), ("ab", 3072, "bf16", False)],
+)
+def test_rows_whole_pages_apart_compete_for_the_first_cache_in_brg(tag, columns, dtype, slow) -> None:
+    dst = MemoryDesc((200, columns), dtype)
+    node = Node("product", "matmul", MatMul(), (TensorType(dst.dims, dst.dtype),))
+
+    def seconds(impl: str) -> float:
+        operands = {"src": MemoryDesc((200, 1024), dtype), "weights": MemoryDesc((1024, columns), dtype, tag=tag)}
+        return COSTS.node(node, Candidate("onednn", impl, operands, (dst,)))
+
+    assert (seconds("brg:avx512_core") > 1.2 * seconds("matmul:gemm:jit:f32")) is slow
+
+
 def test_the_reference_loop_is_the_slowest_implementation() -> None:
     names = ["brgconv:avx2", "jit:avx2", "gemm:jit", "ref:any"]
     costs = [COSTS.node(*conv(64, 56, name, "acdb")) for name in names]
