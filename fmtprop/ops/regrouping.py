@@ -114,7 +114,7 @@ class Regrouping:
             self._check_broadcast("bias", bias.dims, dims["dst"])
         asked = {name: self._decided(name, native.desc) for name, native in given.items()}
         seen = {name: self._seen(name, desc) for name, desc in asked.items()}
-        pd = make(_natives(seen), None if attr is None else self._attributes(attr, dims["dst"]))
+        pd = make(_natives(seen), None if attr is None else self._attributes(attr, dims))
         plain = lowering(pd, given)
 
         def resolve(candidate: PrimitiveDesc) -> Mapping[str, MemoryDesc]:
@@ -178,12 +178,14 @@ class Regrouping:
                     "give it all of these sizes or only ones"
                 )
 
-    def _attributes(self, attr: PrimitiveAttr, dst: tuple[int, ...]) -> PrimitiveAttr:
-        """Return the attributes with the second source of each binary post-op regrouped like dst."""
+    def _attributes(self, attr: PrimitiveAttr, dims: Mapping[str, tuple[int, ...]]) -> PrimitiveAttr:
+        """Return the attributes with the second source of each binary post-op regrouped like dst, and its scales."""
         from fmtprop import dnnl
 
-        if all(op.kind in ("eltwise", "sum") for op in attr.ops):
+        scales = {argument: self._mask(argument, mask, dims) for argument, mask in attr.scales.items()}
+        if all(op.kind in ("eltwise", "sum") for op in attr.ops) and scales == attr.scales:
             return attr
+        dst = dims["dst"]
         post_ops = dnnl.PostOps()
         for index, op in enumerate(attr.ops):
             if op.kind == "binary" and op.src1 is not None:
@@ -202,7 +204,21 @@ class Regrouping:
                 raise UnsupportedOpError(
                     f"{self.op} seen with other axes cannot carry a {op.kind} post-op: keep it as a node of its own"
                 )
-        return dnnl.PrimitiveAttr(post_ops)
+        return dnnl.PrimitiveAttr(post_ops, scales, attr.zero_points)
+
+    def _mask(self, argument: int, mask: int, dims: Mapping[str, tuple[int, ...]]) -> int:
+        """Return the bits of the axes along which an argument's scales vary, in the axes that the primitive sees."""
+        from fmtprop import dnnl
+
+        name = dnnl.Arg(argument).name.removesuffix("_0").lower()
+        found = 0
+        for place, group in enumerate(self.tensors[name]):
+            wide = [axis for axis in group if dims[name][axis] > 1]
+            varying = [axis for axis in wide if mask >> axis & 1]
+            if varying and varying != wide:
+                raise UnsupportedOpError(f"{self.op}: scales of {name} vary along some of the axes {wide}, seen as one")
+            found |= bool(varying) << place
+        return found
 
 
 def _axes(grouping: Grouping) -> tuple[int, ...]:

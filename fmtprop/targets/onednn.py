@@ -13,11 +13,12 @@ from typing import TypeVar
 
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError, FormatError, GraphError, ShapeError, UnsupportedOpError
+from fmtprop.ir.facets import Bytes
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import Lowering, OpDef, Primitive, loses_special_values, opdef
 from fmtprop.ir.ports import ports, result_names
 from fmtprop.jit import ALONE_NBYTES, CHUNK_NBYTES, Kernel, kernel_for, unavailable
-from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.layout import DataType, FormatKind, MemoryDesc
 from fmtprop.ops.building import NATIVE_FLOATS
 from fmtprop.passes.formats import plain, worth_trying
 from fmtprop.passes.target import Candidate, Request, is_loop
@@ -150,9 +151,7 @@ class OneDnnTarget(Provider):
         given = self._natives(node, request)
         if given is None:
             return
-        # scales of another primitive's operands would vary along other axes
-        others = () if byte_grids(node, _stored(request)) else declaration.equivalents
-        for primitive in (declaration.primitive, *others):
+        for primitive in (declaration.primitive, *declaration.equivalents):
             is_own = primitive is declaration.primitive
             lowering = _lower(node, primitive, *given)
             if lowering is None:
@@ -359,7 +358,9 @@ def _computable(node: Node, request: Request) -> bool:
     declaration, grids = opdef(node.op), byte_grids(node, _stored(request))
     types = {desc.dtype for name, desc in request.items() if name not in grids}
     if grids:
-        return types <= NATIVE_FLOATS
+        # a packing that scales real numbers computes its compensation from numbers before they are rounded (v3.2)
+        packs = declaration.bytes(node.attrs) is Bytes.CONVERTED and request["dst"].kind is FormatKind.OPAQUE
+        return types <= NATIVE_FLOATS and not (packs and types)
     if declaration.name == "reorder":
         is_slow = any(dtype in types and not dnnl.supports(dtype) for dtype in (DataType.BF16, DataType.F16))
         if is_slow and (len(types) > 1 or all(desc.is_plain for desc in request.values())):

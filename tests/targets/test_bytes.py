@@ -115,7 +115,22 @@ def test_every_product_of_bytes_is_exact(op, attrs, dims, axes, src):
     node = node.with_(grids={"src": src, "weights": weights_grid(dims[1], axes), "dst": RESULT.grid})
     found = {formatted.choice.impl: check_node(formatted) for formatted in ways(node, types)}
     assert set(found.values()) <= {None}, found
-    assert found or (op, src) == ("inner_product", SHIFTED)  # which has no zero points
+    assert found
+
+
+@needs_vnni
+@pytest.mark.parametrize("src", [U8, SHIFTED], ids=["u8", "shifted"])
+def test_a_regrouped_product_with_an_operand_keeps_its_scales(src):
+    types = {"src": TensorType((1, 40, 64)), "weights": TensorType((64, 96)), "post_op_1": TensorType((1, 1, 96))}
+    tail = (
+        PostOp("fake_quantize", FakeQuantize(0.9, -128, 127)),
+        PostOp("binary", Binary("add"), "post_op_1"),
+        *ROUNDED,
+    )
+    node = node_of("matmul", MatMul(), {name: types[name] for name in ("src", "weights")}, tail)
+    grids = {"src": src, "weights": weights_grid((64, 96), (1,)), "dst": RESULT.grid, "post_op_1": Grid((0.3,), 0, 255)}
+    found = {one.choice.impl: check_node(one) for one in ways(node.with_(grids=grids), types)}
+    assert found and set(found.values()) == {None}, found
 
 
 def test_maximum_pooling_moves_bytes():
