@@ -30,6 +30,11 @@ _EXTRA_SECONDS = 3.0
 #: share of all time that threads may wait for processors in a race that teaches something
 _DISTURBED_SHARE = 0.02
 
+#: runs step by step of a disturbed race. No whole run is undisturbed beside other programs, but each step is in one of
+#: a few: a plan's time is then the sum of its steps' least ones (two busy loops on two processors: 4.2 ms, quiet 4.3,
+#: whole runs 214)
+_STEPWISE_RUNS = 8
+
 #: runs step by step after the others, by which costs are judged
 _PROFILED_RUNS = 2
 
@@ -66,8 +71,8 @@ class Race:
     steps : tuple of tuple of float
         Seconds of each step of each plan; in all, those of the plan's median run.
     is_disturbed : bool
-        Whether threads waited for processors that other programs used. All seconds are without the waiting, which tells
-        who is faster, but nothing about costs.
+        Whether threads waited for processors that other programs used. Then there is one round, the least seconds of
+        each step in all: they tell who is faster, but nothing about costs.
 
     Notes
     -----
@@ -220,13 +225,29 @@ def _rounds(
                 executor.run(inputs)
             times[index].append(clock.seconds())
     runs = tuple(map(tuple, times if times[0] else [[seconds] for seconds in firsts.values()]))
-    for _ in range(0 if is_long or perf_counter() + _PROFILED_RUNS * sum(map(min, runs)) > until else _PROFILED_RUNS):
+    profiled = _STEPWISE_RUNS if clock.is_disturbed else 0 if is_long else _PROFILED_RUNS
+    for _ in range(profiled):
+        if perf_counter() + sum(map(min, runs)) > until:
+            break
         for executor, known in zip(executors.values(), warm, strict=True):
             known.append(executor.profile(inputs)[1])
     cold = ([profiles[name]] for name in executors)
-    steps = tuple(_scaled(some or first, median(times)) for some, first, times in zip(warm, cold, runs, strict=True))
+    measured = [some or first for some, first in zip(warm, cold, strict=True)]
+    if clock.is_disturbed:
+        runs = tuple((sum(_least(some)),) for some in measured)
+    steps = tuple(_scaled(_least(some), median(times)) for some, times in zip(measured, runs, strict=True))
     lowest = tuple(quartiles(seconds)[0] for seconds in runs)
     return Race(lowest, len(runs[0]), _winner(runs), tuple(executors), runs, steps, clock.is_disturbed)
+
+
+def _least(profiles: Sequence[Sequence[float]]) -> list[float]:
+    """Return the least seconds of each step of some runs."""
+    return [min(times) for times in zip(*profiles, strict=True)]
+
+
+def _scaled(steps: Sequence[float], seconds: float) -> tuple[float, ...]:
+    """Return the seconds of each step, in all as many as a run takes: timing takes time, too."""
+    return tuple(step * seconds / max(sum(steps), 1e-9) for step in steps)
 
 
 class _Clock:
@@ -258,12 +279,6 @@ class _Clock:
 
     def close(self) -> None:
         self._waiting.close()
-
-
-def _scaled(profiles: Sequence[Sequence[float]], seconds: float) -> tuple[float, ...]:
-    """Return the least seconds of each step of some runs, in all as many as a run takes: timing takes time, too."""
-    steps = [min(times) for times in zip(*profiles, strict=True)]
-    return tuple(step * seconds / max(sum(steps), 1e-9) for step in steps)
 
 
 def _goes_on(times: Sequence[Sequence[float]], elapsed: float, budget: float, fewest: int) -> bool:
