@@ -11,6 +11,7 @@ from fmtprop.jit.denormals import flushed
 from fmtprop.jit.depthwise import DepthwiseKernel
 from fmtprop.jit.gather import GatherKernel
 from fmtprop.jit.gemv import GemvKernel, Tail
+from fmtprop.jit.given_norm import GivenNormKernel
 from fmtprop.jit.grouped_convolution import GroupedConvolutionKernel
 from fmtprop.jit.kernel import ALONE_NBYTES, CHUNK_NBYTES, Kernel, Work, kernel_for, on_one_thread, unavailable
 from fmtprop.jit.memory import no_code
@@ -36,6 +37,7 @@ __all__ = [
     "FoldKernel",
     "GatherKernel",
     "GemvKernel",
+    "GivenNormKernel",
     "GroupNormKernel",
     "GroupedConvolutionKernel",
     "Kernel",

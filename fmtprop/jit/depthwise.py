@@ -58,6 +58,8 @@ class DepthwiseKernel(StandaloneKernel):
         Whether there is a bias, in f32.
     tail : tuple of Tail
         Functions of one number that follow.
+    wide : bool
+        Whether weights are f32 in any case; the window is of one position then.
     """
 
     stem = "depthwise"
@@ -71,6 +73,7 @@ class DepthwiseKernel(StandaloneKernel):
     dtype: DataType
     has_bias: bool
     tail: tuple[Tail, ...] = ()
+    wide: bool = False
 
     @property
     def is_offered(self) -> bool:
@@ -92,6 +95,7 @@ class DepthwiseKernel(StandaloneKernel):
             *("depthwise_program", "depthwise", isa(), self.row, self._pixel, self.tail),
             bf16=self.dtype is DataType.BF16,
             has_bias=self.has_bias,
+            wide=self.wide,
         )
 
     @property

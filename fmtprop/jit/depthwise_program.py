@@ -14,7 +14,7 @@ from fmtprop.jit.functions import FUNCTIONS
 from fmtprop.jit.gemv import Tail
 from fmtprop.jit.grouped_convolution import Row
 from fmtprop.jit.isa import Isa
-from fmtprop.jit.program import THREAD, THREADS, Program, with_table
+from fmtprop.jit.program import THREAD, THREADS, Program
 
 #: the current block of channels, and the one after the last of this row
 _BLOCK, _END = Register.R8, Register.R14
@@ -54,7 +54,7 @@ _Inside = tuple[tuple[bool, ...], ...]
 
 
 def depthwise(
-    isa: Isa, row: Row, pixel: int, tail: Sequence[Tail], *, bf16: bool, has_bias: bool
+    isa: Isa, row: Row, pixel: int, tail: Sequence[Tail], *, bf16: bool, has_bias: bool, wide: bool = False
 ) -> tuple[bytes, bytes]:
     """Return the program, and the table of constants that it reads.
 
@@ -72,29 +72,27 @@ def depthwise(
         Whether src, weights and dst are bf16; otherwise they are f32.
     has_bias : bool
         Whether there is a bias.
+    wide : bool
+        Whether weights are f32 in any case; the window is of one position then.
     """
-
-    def make(_: tuple[bytes, ...]) -> _Depthwise:
-        p = _Depthwise(isa, row, pixel, tail, bf16=bf16, has_bias=has_bias)
-        p.share(_BLOCK, _LEFT_OF_PIECES, "tasks")
-        for register in _SAVED:
-            p.emit("PUSH_R64", register)
-        p.advance(-_STACK_NBYTES, Register.RSP)
-        p.begin()
-        p.label("row")
-        p.begin_row()
-        for positions, inside, times in _pieces(row, p.most_positions):
-            p.immediate("MOV_RM64_IMM32", _LEFT_OF_PIECES, times)
-            with p.repeat(_LEFT_OF_PIECES, _LEFT_OF_PIECES):
-                p.piece(positions, inside)
-        p.end_row()
-        p.branch("JNE_REL32_64", "row")
-        p.advance(_STACK_NBYTES, Register.RSP)
-        for register in reversed(_SAVED):
-            p.emit("POP_R64", register)
-        return p
-
-    return with_table(make)
+    p = _Depthwise(isa, row, pixel, tail, bf16=bf16, has_bias=has_bias, wide=wide)
+    p.share(_BLOCK, _LEFT_OF_PIECES, "tasks")
+    for register in _SAVED:
+        p.emit("PUSH_R64", register)
+    p.advance(-_STACK_NBYTES, Register.RSP)
+    p.begin()
+    p.label("row")
+    p.begin_row()
+    for positions, inside, times in _pieces(row, p.most_positions):
+        p.immediate("MOV_RM64_IMM32", _LEFT_OF_PIECES, times)
+        with p.repeat(_LEFT_OF_PIECES, _LEFT_OF_PIECES):
+            p.piece(positions, inside)
+    p.end_row()
+    p.branch("JNE_REL32_64", "row")
+    p.advance(_STACK_NBYTES, Register.RSP)
+    for register in reversed(_SAVED):
+        p.emit("POP_R64", register)
+    return p.finished(), p.table
 
 
 def _pieces(row: Row, most: int) -> Iterator[tuple[int, _Inside, int]]:
@@ -110,9 +108,11 @@ def _pieces(row: Row, most: int) -> Iterator[tuple[int, _Inside, int]]:
 class _Depthwise(Program):
     """The program of one row; see :func:`depthwise`."""
 
-    def __init__(self, isa: Isa, row: Row, pixel: int, tail: Sequence[Tail], *, bf16: bool, has_bias: bool) -> None:
+    def __init__(
+        self, isa: Isa, row: Row, pixel: int, tail: Sequence[Tail], *, bf16: bool, has_bias: bool, wide: bool
+    ) -> None:
         super().__init__(isa, DepthwiseArguments, bf16=bf16)
-        self.row, self.pixel, self.tail, self.has_bias = row, pixel, tail, has_bias
+        self.row, self.pixel, self.tail, self.has_bias, self.wide = row, pixel, tail, has_bias, wide
 
     @property
     def _kept(self) -> int:
@@ -189,14 +189,16 @@ class _Depthwise(Program):
         for pointer, start in ((_SRC, _SRC_PIECE), (_DST, _DST_PIECE)):
             self.move(pointer, start)
             self.add(pointer, _TAP)
-        self.move(_WEIGHTS, self.argument("weights"))
+        self._channel(_WEIGHTS, "weights", wide=self.wide)
         self.add(_WEIGHTS, at(_ENTRIES, _FIRST))
-        self.add(_WEIGHTS, _TAP)
-        if not self.has_bias:
-            return
-        self.move(_BIAS, self.argument("bias"))
-        for _ in range(4 // self.number_nbytes):  # the bias is f32
-            self.add(_BIAS, _TAP)
+        if self.has_bias:
+            self._channel(_BIAS, "bias", wide=True)
+
+    def _channel(self, pointer: int, name: str, *, wide: bool) -> None:
+        """Point to the channels of a block, f32 or as those of src."""
+        self.move(pointer, self.argument(name))
+        for _ in range(4 // self.number_nbytes if wide else 1):
+            self.add(pointer, _TAP)
 
     def compute(self, block: _Block, positions: int, inside: _Inside) -> None:
         """Add the instructions of a block of channels of a piece."""
@@ -268,7 +270,7 @@ class _Block:
     def start(self, positions: int) -> None:
         """Set all sums to the bias or to 0."""
         if self.p.has_bias:
-            self.load_bias(self.sums(0))
+            self.load_wide(self.sums(0), _BIAS)
         for position in range(positions):
             for one, bias in zip(self.sums(position), self.sums(0), strict=True):
                 if not self.p.has_bias:
@@ -276,13 +278,16 @@ class _Block:
                 elif position:
                     self.p.v("VMOVUPS", one, bias)
 
-    def load_bias(self, sums: Sequence[int]) -> None:
-        """Load the bias to the sums of a position."""
-        self.p.v("VMOVUPS", sums[0], at(_BIAS))
+    def load_wide(self, vectors: Sequence[int], pointer: int) -> None:
+        """Load f32 numbers of the channels."""
+        self.p.v("VMOVUPS", vectors[0], at(pointer))
 
     def load_weights(self, tap: int, place: MemoryOperand) -> None:
         """Load the weights of a tap."""
-        self.widen(self.weights(tap), place)
+        if self.p.wide:
+            self.load_wide(self.weights(tap), _TAP)
+        else:
+            self.widen(self.weights(tap), place)
 
     def load(self, place: MemoryOperand) -> None:
         """Load a position of src."""
@@ -336,12 +341,12 @@ class _Pair(_Block):
         super().start(positions)
         self.p.v("VMOVUPS", self.mask, self.p.integer(_ODD))
 
-    def load_bias(self, sums: Sequence[int]) -> None:
-        """Load the bias to the sums of a position: separate the channels."""
-        lanes, halves = self.p.isa.lanes, [self.p.register(index) for index in range(2)]
+    def load_wide(self, vectors: Sequence[int], pointer: int) -> None:
+        """Load f32 numbers of the channels: those of even and of odd number."""
+        lanes, halves = self.p.isa.lanes, [self.p.register(_FUNCTION_VECTORS - 1 - index) for index in range(2)]
         for half, x in enumerate(halves):
-            self.p.v("VMOVUPS", x, at(_BIAS, half * self.p.isa.nbytes))
-        for odd, one in enumerate(sums):
+            self.p.v("VMOVUPS", x, at(pointer, half * self.p.isa.nbytes))
+        for odd, one in enumerate(vectors):
             self.p.v("VMOVUPS", one, self.p.integers(tuple(range(odd, 2 * lanes, 2))))
             self.p.v("VPERMI2PS", one, *halves)
 

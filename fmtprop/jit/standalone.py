@@ -170,3 +170,8 @@ class StandaloneWork(BoundKernel):
         names = {name for name, *_ in arguments._fields_} & _TENSORS
         #: oneDNN's name of an operand or result -> function that sets its address
         self.point: Mapping[str, Callable[[int], None]] = {name: partial(setattr, arguments, name) for name in names}
+
+    def begin_with(self, other: StandaloneWork) -> None:
+        """Run another kernel before this one, with operands and results of its own."""
+        self.calls, self.point = (*other.calls, *self.calls), {**self.point, **other.point}
+        self._keep = (self._keep, other)

@@ -17,10 +17,12 @@ from fmtprop.jit import (
     BatchNormKernel,
     FoldKernel,
     GatherKernel,
+    GivenNormKernel,
     GroupNormKernel,
     RmsNormKernel,
     RotaryKernel,
     StandaloneKernel,
+    Tail,
     broadcast_kernel_for,
     offered,
 )
@@ -30,12 +32,13 @@ from fmtprop.ops.batch_norm_training import BatchStatistics
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import FEW_SUMMANDS, check_summands
 from fmtprop.ops.convolution import Conv
+from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.embedding_bag import EmbeddingBag
 from fmtprop.ops.host_call import HostCall, arguments_of
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.matmul_nbits import DecodeNBits, MatMulNBits
-from fmtprop.ops.normalization import GroupNorm
+from fmtprop.ops.normalization import BatchNorm, GroupNorm
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.rms_norm import RmsNorm
@@ -89,6 +92,8 @@ def _ways(node: Node, request: Request) -> Iterator[_Way]:
     elif isinstance(attrs, Conv):
         yield from grouped_convolution_kernels(node, request)
         yield from depthwise_kernels(node, request)
+    elif isinstance(attrs, BatchNorm):
+        yield from _given_norm(node, attrs, request)
     elif node.post_ops:
         return
     elif isinstance(attrs, GroupNorm):
@@ -297,6 +302,26 @@ def _batch_normalization(attrs: BatchStatistics, request: Request) -> Iterator[_
     results = ("diff_src", "diff_scale", "diff_shift") if gradient else ("dst", "mean", "variance")
     operands = {name: desc for name, desc in formats.items() if name not in results}
     yield kernel, operands, tuple(formats[name] for name in results if name in request)
+
+
+def _given_norm(node: Node, attrs: BatchNorm, request: Request) -> Iterator[_Way]:
+    """Yield the kernel of a batch normalization with given statistics: with channels innermost."""
+    src, dst = request["src"], request["dst"]
+    own = channels_last(plain(src))
+    result = _as_asked(dst, own)
+    functions = [post_op.attrs for post_op in node.post_ops if isinstance(post_op.attrs, Eltwise)]
+    if src.ndim < 3 or src.at_start() != own or result is None or dst.dtype != src.dtype or 0 in src.dims:
+        return
+    vectors = {name: plain(desc) for name, desc in request.items() if desc.ndim == 1}
+    if len(functions) < len(node.post_ops) or any(desc.dtype is not DataType.F32 for desc in vectors.values()):
+        return
+    kernel = GivenNormKernel(
+        *(prod(src.dims[2:-1]) * src.dims[0], src.dims[-1], src.dims[1], attrs.epsilon, src.dtype),
+        has_scale="scale" in vectors,
+        has_shift="shift" in vectors,
+        tail=tuple(Tail(one.alg, one.alpha, one.beta) for one in functions),
+    )
+    yield kernel, {"src": src, **vectors}, (result,)
 
 
 def _channels_pitch(desc: MemoryDesc) -> int:

@@ -14,6 +14,7 @@ from fmtprop.jit import (
     batch_norms,
     depthwise,
     gemv,
+    given_norm,
     grouped_convolution,
     memory,
     no_code,
@@ -32,19 +33,7 @@ _NARROW = pytest.mark.skipif("avx512" not in dnnl.lib().isa, reason="this CPU ha
 @pytest.fixture(params=[AVX2, pytest.param(AVX512, marks=_NARROW)], ids=lambda isa: isa.name)
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Isa:
     """Kernels of whole nodes are those of this instruction set."""
-    kernels = (
-        attention,
-        attention_rows,
-        bag,
-        batch_norms,
-        depthwise,
-        gemv,
-        grouped_convolution,
-        norms,
-        rms_norm,
-        rotary,
-        rows,
-    )
+    kernels = (attention, attention_rows, bag, batch_norms, depthwise, gemv, given_norm, grouped_convolution, norms, rms_norm, rotary, rows)
     for module in (standalone, *kernels):
         monkeypatch.setattr(module, "isa", lambda: request.param)
     return request.param
