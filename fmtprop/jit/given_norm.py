@@ -58,9 +58,7 @@ class GivenNormKernel(StandaloneKernel):
     @property
     def _affine(self) -> DepthwiseKernel:
         heights, row = (self.rows, self.rows, 1, 1, 1, 0), Row(self.places, self.places, 1, 1, 1, 0)
-        return DepthwiseKernel(
-            *(1, self.channels, heights, row, self.dtype), has_bias=True, tail=self.tail, wide=True
-        )
+        return DepthwiseKernel(*(1, self.channels, heights, row, self.dtype), has_bias=True, tail=self.tail, wide=True)
 
     @property
     def _factors(self) -> Kernel:

@@ -172,8 +172,7 @@ class ModelCosts:
         else:
             src, weights, out = _roles(linear, operands, sizes[0])
             shape = shape_of(linear, src, weights)
-            if shape == _DEPTHWISE:  # vectors compute it in f32, and the peak of narrower types is that of matrices
-                peak = self.peaks.flops[DataType.F32]
+            peak = self._peak_of(candidate.impl, shape, src.dtype, peak)
             reached = efficiency(candidate.impl, shape)
             reached *= filled(candidate.impl, self._lanes, linear, src, weights)
             if self._lanes > _AVX2_LANES and candidate.impl.endswith(":avx2"):
@@ -226,6 +225,15 @@ class ModelCosts:
         """Return the operations per second of products: those of bytes by the source, others by the result."""
         found = self.peaks.flops.get(DataType.U8) if src in (DataType.U8, DataType.S8) else self.peaks.flops.get(dst)
         return found or self.peaks.flops[DataType.F32]
+
+    def _peak_of(self, impl: str, shape: int, dtype: DataType, peak: float) -> float:
+        """Return the peak for an implementation: where vectors compute, not that of matrices (AMX)."""
+        f32 = self.peaks.flops[DataType.F32]
+        if shape == _DEPTHWISE:  # in f32, whatever the types are
+            return f32
+        if "amx" in impl or impl.startswith("aten::"):
+            return peak
+        return min(peak, f32 * DataType.F32.nbytes / dtype.nbytes)
 
     def _gathering(self, impl: str, dst: MemoryDesc, gathers: float) -> float:
         """Return the factor of operations by code and format: numbers one by one, or partly used vectors."""

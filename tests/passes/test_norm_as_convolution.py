@@ -99,7 +99,7 @@ def test_a_model_runs_so(size, winograd, monkeypatch):
     module, x = PreActivation().eval(), torch.randn(size)
     net = fp.compile(module, x, confirm=False, verify="full", winograd=winograd)
     assert not any(step.node.op == "batch_normalization" for step in net.plan.steps)
-    assert {step.target for step in net.plan.steps} == {"onednn"}
+    assert {step.target for step in net.plan.steps} <= {"onednn", "jit"}
     assert not any(step.node.choice.impl.startswith("ref") for step in net.plan.steps)
     torch.testing.assert_close(net(x), module(x), rtol=1e-5, atol=1e-5)
 

@@ -10,11 +10,15 @@ from fmtprop.ir.node import Attrs, Node, PostOp
 from fmtprop.ir.op import opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.jit import unavailable
-from fmtprop.layout import MemoryDesc
+from fmtprop.jit.kernel import takes
+from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import Binary, Eltwise, Pooling, Reduction
+from fmtprop.ops.normalization import BatchNorm
 from fmtprop.passes.formats import channels_last, dense
 from fmtprop.passes.target import Candidate
+from fmtprop.runtime import selfcheck
 from fmtprop.targets.kernels import kernel_candidates
+from tests.targets.nodes import node_of, request
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
@@ -172,3 +176,22 @@ def test_a_network_of_these_runs_none_of_them_by_reference_loops(policy):
         torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-5)
     impls = [node.choice.impl for node in net.graph.nodes() if node.choice is not None]
     assert any(impl.startswith("fold_") for impl in impls)
+
+
+NORM = {"src": (2, 48, 5, 7), "mean": (48,), "variance": (48,), "scale": (48,), "shift": (48,)}
+
+
+@pytest.mark.parametrize("names", [tuple(NORM), ("src", "mean", "variance"), ("src", "mean", "variance", "shift")])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_normalization_with_given_statistics_has_its_channels_innermost(dtype, names):
+    if not takes(DataType(dtype)):
+        pytest.skip("kernels in bf16 need AVX-512 with bf16")
+    types = {name: TensorType(NORM[name], dtype if name == "src" else "f32") for name in names}
+    node = node_of("batch_normalization", BatchNorm(), types, (PostOp("eltwise", Eltwise("relu")),))
+    descs = {name: MemoryDesc(type_.dims, type_.dtype) for name, type_ in types.items()}
+    descs["src"] = channels_last(descs["src"])
+    (offer,) = kernel_candidates(node, request(node, descs))
+    assert (offer.impl.partition(":")[0], offer.results) == ("given_norm", (descs["src"],))
+    assert selfcheck.check_node(node.with_(descs=offer.results, choice=offer.choice("offered"))) is None
+    blocked = {**descs, "src": MemoryDesc(NORM["src"], dtype, tag="aBcd16b")}
+    assert not list(kernel_candidates(node, request(node, blocked)))

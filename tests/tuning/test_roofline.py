@@ -94,6 +94,21 @@ def test_a_fused_pair_costs_what_both_do_whatever_is_left_behind_its_strides(str
     assert first < both < 1.2 * (first + second)
 
 
+def test_vectors_do_not_reach_the_peak_of_matrices() -> None:
+    costs = ModelCosts(Peaks({DataType.F32: 1e11, DataType.BF16: 1e12}, {1 << 30: 2e10}, 1e11, 2e-6), 1 << 20)
+
+    def seconds(impl: str, groups: int = 1, dtype: str = "bf16") -> float:
+        return costs.node(*conv(256, 14, impl, "acdb", groups, dtype))
+
+    matrices, vectors = (seconds(f"brgconv:avx512_core_{isa}") for isa in ("amx", "bf16"))
+    assert matrices < 0.3 * vectors
+    assert vectors == pytest.approx(seconds("brgconv:avx512_core", dtype="f32") / 2, rel=0.1)
+    own, old = (
+        costs.node(*conv(64, 112, i, "acdb", 64, "bf16")) for i in ("depthwise:avx512_core", "jit_dw:avx512_core_bf16")
+    )
+    assert own < 0.6 * old
+
+
 def test_consecutive_columns_are_rearranged_by_brg_in_each_run() -> None:
     node = Node("product", "matmul", MatMul(), (TensorType((12, 1, 1024)),))
     src, dst = MemoryDesc((12, 1, 64)), MemoryDesc((12, 1, 1024))
