@@ -103,7 +103,7 @@ def test_a_model_runs_on_kernels_for_depthwise_images(layer, dims):
     net = fp.compile(module, x, tune="model", confirm=False, verify="full")
     depthwise = [step.node.choice.impl for step in net.plan.steps if getattr(step.node.attrs, "groups", 1) == 48]
     assert depthwise
-    assert all(impl.startswith(("jit_dw", "brdgmm_dw")) for impl in depthwise), depthwise
+    assert all(impl.startswith(("jit_dw", "brdgmm_dw", "depthwise")) for impl in depthwise), depthwise
     torch.testing.assert_close(net(x), module(x).detach(), rtol=1e-5, atol=1e-5)
 
 
