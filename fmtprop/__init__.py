@@ -38,6 +38,7 @@ _EXPORTS = {
     "ShapeError": "fmtprop.errors",
     "FormatError": "fmtprop.errors",
     "UnsupportedOpError": "fmtprop.errors",
+    "OptionError": "fmtprop.errors",
     "GraphError": "fmtprop.errors",
     "VerifyError": "fmtprop.errors",
     "PassError": "fmtprop.errors",

@@ -17,7 +17,7 @@ from fmtprop.compiling.dynamic import DynamicModel
 from fmtprop.compiling.from_graph import compile_graph
 from fmtprop.compiling.inputs import random_inputs
 from fmtprop.compiling.options import DEFAULT_POLICY, KEPT, Options, Tune
-from fmtprop.errors import GraphError, ImportModelError, UnsupportedOpError
+from fmtprop.errors import GraphError, ImportModelError, OptionError
 from fmtprop.frontends import from_torch, load
 from fmtprop.frontends.examples import check_examples
 from fmtprop.frontends.methods import as_module
@@ -59,7 +59,7 @@ def compile(model: Any, example_inputs: Any, *options: Any, dynamic_shapes: Any,
 def compile(  # type: ignore[misc]  # the overloads leave out the common parameters
     model: Any,
     example_inputs: Any = None,
-    dtype: str = "f32",
+    dtype: str | torch.dtype = "f32",
     policy: str = DEFAULT_POLICY,
     target: str = "onednn",
     tune: str | Tune = "auto",
@@ -97,9 +97,10 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         ``.json``, ``.pt2``, ``.onnx``), or an ONNX model in memory.
     example_inputs : torch.Tensor or tuple, optional
         Required for a module: they fix the shapes. Other models have shapes already, which must be equal.
-    dtype : {"f32", "bf16"}
+    dtype : {"f32", "bf16", "f16"} or torch.dtype
         Data type of compute-intensive ops. ``"bf16"`` needs a CPU with AVX-512 or AVX2-VNNI-2 (a requirement of
-        oneDNN); on other CPUs a warning says that f32 is used.
+        oneDNN); on other CPUs a warning says that f32 is used. ``"f16"`` needs a CPU with AVX512-FP16 or AVX2-VNNI-2,
+        and is an error elsewhere; numbers above 65504 become infinite.
     policy : {"optimal", "propagate", "naive", "plain"}
         Policy of format assignment: ``"optimal"`` chooses formats and implementations of the least total cost, by
         exact minimisation; the others are greedy (:mod:`fmtprop.passes.policies`).
@@ -182,8 +183,10 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         The model cannot be imported, or the example inputs differ from those of the import.
     GraphError
         A graph, or the file of one, breaks a rule (:mod:`fmtprop.ir.verify`).
+    OptionError
+        A parameter has an unknown value.
     UnsupportedOpError
-        A parameter has an unknown value, or no target can run an op.
+        No target can run an op, or this CPU lacks f16.
     PlanError
         The plan's self-check failed, and no other implementation passes it.
 
@@ -198,9 +201,9 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     is_symbolic = dynamic_shapes is not None or _has_symbols(model)
     _check_together(model, dtype, release_weights, training, dynamic_shapes, is_symbolic, kwargs)
     if buckets and not is_symbolic:
-        raise UnsupportedOpError("buckets are sizes of axes that dynamic_shapes marks: give dynamic_shapes, too")
+        raise OptionError("buckets are sizes of axes that dynamic_shapes marks: give dynamic_shapes, too")
     options = Options(
-        dtype=dtype,
+        dtype=dtype,  # type: ignore[arg-type]  # kept as its short name
         policy=policy,
         target=target,
         tune=tune,
@@ -218,7 +221,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     )
     if training:
         if weights is not None:
-            raise UnsupportedOpError(f"weights={weights!r} is for inference: a step of training changes its weights")
+            raise OptionError(f"weights={weights!r} is for inference: a step of training changes its weights")
         return _trained(model, example_inputs, options)
     with on_cpu():
         if is_onnx(model):
@@ -255,25 +258,25 @@ def _check_together(
 ) -> None:
     """Check the parameters that are no options, and those that exclude each other."""
     if isinstance(dtype, torch.Tensor):
-        raise UnsupportedOpError("several example inputs are one tuple: write fp.compile(model, (x, y))")
+        raise OptionError("several example inputs are one tuple: write fp.compile(model, (x, y))")
     if isinstance(dynamic_shapes, int | str):
-        raise UnsupportedOpError(
+        raise OptionError(
             f"dynamic_shapes must be a dict of axes by argument, or a tuple of them, got {dynamic_shapes!r}"
         )
     if not isinstance(release_weights, bool):
-        raise UnsupportedOpError(
+        raise OptionError(
             f"The 'release_weights' parameter of compile must be True or False. Got {release_weights!r} instead."
         )
     if dynamic_shapes is not None and (training or not isinstance(model, torch.nn.Module)):
-        raise UnsupportedOpError(
+        raise OptionError(
             "dynamic_shapes is for modules, and not for training, which plans each new shape: leave it out"
         )
     if release_weights and (training or is_symbolic):
-        raise UnsupportedOpError(
+        raise OptionError(
             "release_weights frees the weights, which plans for other shapes and steps of training read: leave it out"
         )
     if training and kwargs:
-        raise UnsupportedOpError("kwargs with training=True: give the example inputs by position")
+        raise OptionError("kwargs with training=True: give the example inputs by position")
 
 
 def _trained(model: Any, example_inputs: Any, options: Options) -> TrainingModule:

@@ -6,6 +6,7 @@
     ├── ShapeError            dimensions, strides, indices or attributes that do not fit
     ├── FormatError           a memory format cannot express a view, a conversion or a dialect
     ├── UnsupportedOpError    no target can run the op, data type or attribute
+    │   └── OptionError       an option has an unknown value
     ├── GraphError            a graph is malformed
     │   └── VerifyError       a numbered verifier rule is broken
     ├── PassError             a graph pass failed; names the pass and its predecessors
@@ -60,6 +61,10 @@ class FormatError(FmtpropError, ValueError):
 
 class UnsupportedOpError(FmtpropError):
     """No target can run the op with these data types and attributes."""
+
+
+class OptionError(UnsupportedOpError, ValueError):
+    """An option of a compilation has a value that it cannot have."""
 
 
 class GraphError(FmtpropError):

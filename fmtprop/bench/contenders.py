@@ -75,7 +75,7 @@ class Contender:
 
     @property
     def precision(self) -> str:
-        """Data type of compute-intensive ops, ``"f32"`` or ``"bf16"``; it decides the tolerance."""
+        """Data type of compute-intensive ops, such as ``"bf16"``; it decides the tolerance."""
         return self.how.dtype if isinstance(self.how, Options) else getattr(self.how, "precision", "f32")
 
     def prepare(self, material: Material) -> Callable[..., Any]:
@@ -93,8 +93,8 @@ class Contender:
         """
         use_threads(material.threads)
         if isinstance(self.how, Options):
-            if self.precision == "bf16" and not dnnl.supports("bf16"):
-                raise FmtpropError(f"{self.name}: oneDNN has no bf16 on this CPU ({dnnl.lib().isa})")
+            if not dnnl.supports(self.precision):
+                raise FmtpropError(f"{self.name}: oneDNN has no {self.precision} on this CPU ({dnnl.lib().isa})")
             return compile_graph(material.graph, self.how)
         return _with_onnx(self.how, material).prepare(material.module(), material.inputs, material.threads)
 

@@ -81,8 +81,8 @@ class TorchEager(Peer):
     ----------
     channels_last : bool, optional
         Convert the module's weights and the 4-D (5-D) inputs to channels last.
-    precision : {"f32", "bf16"}, optional
-        Precision of inference: bf16 is autocast, with weights converted once.
+    precision : {"f32", "bf16", "f16"}, optional
+        Precision of inference: a narrower one is autocast, with weights converted once.
     """
 
     channels_last: bool = False
@@ -115,8 +115,8 @@ class Inductor(Peer):
 
     Parameters
     ----------
-    precision : {"f32", "bf16"}, optional
-        Precision of inference: bf16 is autocast, with weights converted once.
+    precision : {"f32", "bf16", "f16"}, optional
+        Precision of inference: a narrower one is autocast, with weights converted once.
     """
 
     precision: str = "f32"
@@ -191,7 +191,7 @@ class OpenVINO(Peer):
 
     Parameters
     ----------
-    precision : {"f32", "bf16"}, optional
+    precision : {"f32", "bf16", "f16"}, optional
         Precision of inference.
     onnx : pathlib.Path, optional
         ONNX file of the module. Default: exported by this peer.
@@ -207,8 +207,9 @@ class OpenVINO(Peer):
     onnx: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.precision not in ("f32", "bf16"):
-            raise FmtpropError(f"peer openvino: precision is {self.precision!r}, must be one of f32, bf16")
+        if self.precision not in ("f32", *_NARROW):
+            known = ", ".join(("f32", *_NARROW))
+            raise FmtpropError(f"peer openvino: precision is {self.precision!r}, must be one of {known}")
 
     @property
     def name(self) -> str:
@@ -243,15 +244,21 @@ class OpenVINO(Peer):
         return run
 
 
+#: types of autocast, by precision
+_NARROW = {"bf16": torch.bfloat16, "f16": torch.float16}
+
 PEERS: Mapping[str, Callable[[], Peer]] = {
     "torch": TorchEager,
     "torch-channels-last": lambda: TorchEager(channels_last=True),
     "torch-bf16": lambda: TorchEager(precision="bf16"),
+    "torch-f16": lambda: TorchEager(precision="f16"),
     "inductor": Inductor,
     "inductor-bf16": lambda: Inductor(precision="bf16"),
+    "inductor-f16": lambda: Inductor(precision="f16"),
     "onnxruntime": OnnxRuntime,
     "openvino": OpenVINO,
     "openvino-bf16": lambda: OpenVINO(precision="bf16"),
+    "openvino-f16": lambda: OpenVINO(precision="f16"),
 }
 
 
@@ -389,13 +396,13 @@ def _in_precision(module: nn.Module, precision: str) -> nn.Module:
     module = copy.deepcopy(module)
     for parameter in module.parameters():
         if parameter.ndim > 1:
-            parameter.data = parameter.data.to(torch.bfloat16)
+            parameter.data = parameter.data.to(_NARROW[precision])
     return module
 
 
 def autocast(precision: str) -> AbstractContextManager[object]:
     """Return the context in which PyTorch computes in a precision."""
-    return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
+    return torch.autocast("cpu", _NARROW[precision]) if precision in _NARROW else nullcontext()
 
 
 def module_in_channels_last(module: nn.Module) -> nn.Module:

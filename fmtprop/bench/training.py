@@ -42,13 +42,13 @@ Make = Callable[[], Trainable]
 STEPS = Measure(
     "loss, gradients or buffers are off by",
     "errors that PyTorch itself makes in another memory format",
-    {"f32": 3.0, "bf16": 3.0},
+    {"f32": 3.0, "bf16": 3.0, "f16": 3.0},
     "the unit of errors is the error that PyTorch itself makes in another memory format",
 )
 
 #: PyTorch's own errors count as at least so much of a tensor's norm, by precision, and of the largest norm of all
 #: gradients, since some gradients are 0 but for rounding
-_LEAST_ERROR, _LEAST_OF_ALL = {"f32": 1e-3, "bf16": 1e-2}, 1e-5
+_LEAST_ERROR, _LEAST_OF_ALL = {"f32": 1e-3, "bf16": 1e-2, "f16": 2e-3}, 1e-5
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Expected:
         Loss, gradients and buffers by description.
     errors : mapping of str to float
         The distance of PyTorch's other figures.
-    precision : {"f32", "bf16"}
+    precision : {"f32", "bf16", "f16"}
         Precision of these others.
     """
 
@@ -108,8 +108,8 @@ def figures_of(step: Trainable, call: Callable[..., Any], precision: str = "f32"
         Module, inputs and loss.
     call : callable
         The module itself, or its compiled form.
-    precision : {"f32", "bf16"}
-        ``"bf16"`` calls it under autocast.
+    precision : {"f32", "bf16", "f16"}
+        a narrower one calls it under autocast.
     """
     state = copy.deepcopy(step.module.state_dict())
     torch.manual_seed(0)
@@ -200,8 +200,8 @@ def race_steps(
         Makes the module; picklable.
     contenders : sequence of Contender
         fmtprop's options, eager PyTorch and Inductor.
-    dtype : {"f32", "bf16"}
-        ``"bf16"`` runs PyTorch under autocast.
+    dtype : {"f32", "bf16", "f16"}
+        A narrower one runs PyTorch under autocast.
     reference : str, optional
         Contender that is the reference of speed-ups.
     threads : int, optional

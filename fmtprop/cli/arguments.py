@@ -71,7 +71,7 @@ Tune = Annotated[
 Target = Annotated[
     str, typer.Option("--target", help="Who executes: onednn (the library) or mkldnn (the oneDNN inside PyTorch).")
 ]
-Dtype = Annotated[str, typer.Option("--dtype", "-d", help="Data type of compute-intensive ops: f32 or bf16.")]
+Dtype = Annotated[str, typer.Option("--dtype", "-d", help="Data type of compute-intensive ops: f32, bf16 or f16.")]
 Threads = Annotated[
     int | None,
     typer.Option(

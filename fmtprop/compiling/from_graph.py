@@ -14,7 +14,7 @@ from fmtprop.compiling.compilation import Compilation
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.shapes import Shapes
-from fmtprop.errors import LoadError, PlanError, UnsupportedOpError
+from fmtprop.errors import LoadError, OptionError, PlanError
 from fmtprop.ir.graph import Graph
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.agreement import error_of_output
@@ -95,7 +95,7 @@ def _check_boundary(graph: Graph, boundary: Mapping[str, MemoryDesc]) -> None:
     types |= {node.name: graph.type_of(graph.inputs(node.name)["src"]) for node in graph.output_nodes}
     for name, desc in boundary.items():
         if name not in types:
-            raise UnsupportedOpError(
+            raise OptionError(
                 f"boundary names {name!r}, but the inputs and outputs of {graph.name} are {', '.join(types)}"
             )
         type_ = types[name]
@@ -103,16 +103,16 @@ def _check_boundary(graph: Graph, boundary: Mapping[str, MemoryDesc]) -> None:
         fits = (desc.dims, desc.dtype) == (type_.dims, type_.dtype) and desc.kind == "blocked"
         if not fits or not (desc.is_plain or is_input):
             extra = "" if is_input else ", and strides without blocks"
-            raise UnsupportedOpError(
+            raise OptionError(
                 f"boundary[{name!r}] is {desc}, but {name} is {type_}: it needs these dims and data type{extra}"
             )
         if desc.has_broadcast:
-            raise UnsupportedOpError(
+            raise OptionError(
                 f"boundary[{name!r}] is {desc}, of which several elements lie in one place: give each its own; a call "
                 "takes tensors of any strides"
             )
         if desc.is_plain and desc.offset0:
-            raise UnsupportedOpError(
+            raise OptionError(
                 f"boundary[{name!r}] is {desc}, which begins {desc.offset0} elements before the tensor's first: a "
                 "tensor is given by its own first element; use the same with at_start()"
             )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from fmtprop.errors import UnsupportedOpError
-from fmtprop.layout import MemoryDesc
+from fmtprop.errors import OptionError, ShapeError
+from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.compress_weights import BITS
 from fmtprop.passes.policies import POLICIES
 from fmtprop.targets.registry import provider, target_names
@@ -18,7 +18,7 @@ OPTIMAL = "optimal"
 DEFAULT_POLICY = OPTIMAL
 
 _KNOWN: Mapping[str, tuple[str | None, ...]] = {
-    "dtype": ("f32", "bf16"),
+    "dtype": ("f32", "bf16", "f16"),
     "memory": ("save", "recompute"),
     "policy": (OPTIMAL, *reversed(list(POLICIES))),
     "special_values": ("fast", "kept", "exact"),
@@ -49,7 +49,7 @@ class Tune:
 
     Raises
     ------
-    UnsupportedOpError
+    OptionError
         A value is unknown.
 
     Examples
@@ -83,7 +83,9 @@ class Options:
 
     Parameters
     ----------
-    dtype, policy, target, verify, special_values, memory : str
+    dtype : str or torch.dtype
+        See :func:`fmtprop.compile`; kept as its short name.
+    policy, target, verify, special_values, memory : str
         See :func:`fmtprop.compile`.
     tune : str or Tune
         See :func:`fmtprop.compile`.
@@ -118,6 +120,7 @@ class Options:
     stage: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", _short_name(self.dtype))
         for name, values in {**_KNOWN, "target": target_names()}.items():
             _check_known(name, getattr(self, name), values)
         if not isinstance(self.tune, Tune):
@@ -134,19 +137,19 @@ class Options:
             raise _wrong("progress", "be callable with two numbers", self.progress)
         for name, desc in self.boundary.items():
             if not isinstance(desc, MemoryDesc):
-                raise UnsupportedOpError(f"boundary[{name!r}] must be a MemoryDesc, got {type(desc).__name__}")
+                raise OptionError(f"boundary[{name!r}] must be a MemoryDesc, got {type(desc).__name__}")
         if self.pin and self.policy != OPTIMAL:
-            raise UnsupportedOpError(f"pin needs policy='optimal': the {self.policy!r} policy takes no constraints")
+            raise OptionError(f"pin needs policy='optimal': the {self.policy!r} policy takes no constraints")
         if self.weights is not None and self.verify == "full":
-            raise UnsupportedOpError("verify='full' compares with the model's own weights: with weights=, use 'on'")
+            raise OptionError("verify='full' compares with the model's own weights: with weights=, use 'on'")
         if self.special_values != "fast" and not provider(self.target).has_exact:
-            raise UnsupportedOpError(f"special_values={self.special_values!r} needs target='onednn'")
+            raise OptionError(f"special_values={self.special_values!r} needs target='onednn'")
         if self.deterministic and self.tuning.measures:
-            raise UnsupportedOpError(
+            raise OptionError(
                 f"deterministic=True chooses by modelled costs alone: leave out tune={self.tuning.costs!r}"
             )
         if self.tune_budget is not None and not _is_positive(self.tune_budget):
-            raise UnsupportedOpError(f"tune_budget must be a number of seconds above 0, got {self.tune_budget!r}")
+            raise OptionError(f"tune_budget must be a number of seconds above 0, got {self.tune_budget!r}")
 
     @property
     def races(self) -> bool:
@@ -169,8 +172,16 @@ def _check_known(name: str, value: object, values: tuple[str | None, ...], where
         raise _wrong(name, f"be one of {', '.join(map(repr, values))}", value, where)
 
 
-def _wrong(name: str, rule: str, value: object, where: str = "compile") -> UnsupportedOpError:
-    return UnsupportedOpError(f"The {name!r} parameter of {where} must {rule}. Got {value!r} instead.")
+def _wrong(name: str, rule: str, value: object, where: str = "compile") -> OptionError:
+    return OptionError(f"The {name!r} parameter of {where} must {rule}. Got {value!r} instead.")
+
+
+def _short_name(dtype: object) -> object:
+    """Return fmtprop's name of a data type of numpy or PyTorch; any other value as it is."""
+    try:
+        return DataType.from_any(dtype).value
+    except ShapeError:
+        return dtype
 
 
 def _is_positive(value: object) -> bool:

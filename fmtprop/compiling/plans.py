@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
-from fmtprop.errors import UnsupportedOpError
+from fmtprop.errors import OptionError
 from fmtprop.system.locks import ProcessLock
 
 Key = TypeVar("Key", bound=Hashable)
@@ -23,7 +23,7 @@ class Plans(Generic[Key, Plan]):
 
     Raises
     ------
-    UnsupportedOpError
+    OptionError
         `most` is not a whole number of at least 1.
 
     Examples
@@ -37,7 +37,7 @@ class Plans(Generic[Key, Plan]):
 
     def __init__(self, most: int) -> None:
         if not isinstance(most, int) or most < 1:
-            raise UnsupportedOpError(f"max_shapes must be a whole number of at least 1, got {most!r}")
+            raise OptionError(f"max_shapes must be a whole number of at least 1, got {most!r}")
         self.most = most
         self._known: OrderedDict[Key, Plan] = OrderedDict()
         self._making = ProcessLock()

@@ -65,7 +65,7 @@ def snapshots(
         race, which may replace the choice by cost.
     policy : {"optimal", "propagate", "naive", "plain"}
         Policy of format assignment; ``"optimal"`` uses modelled costs.
-    dtype : {"f32", "bf16"}
+    dtype : {"f32", "bf16", "f16"}
         Data type of compute-intensive ops.
     target : str
         Name of the target.

@@ -9,6 +9,7 @@ import warnings
 from dataclasses import replace
 
 from fmtprop import dnnl
+from fmtprop.errors import UnsupportedOpError
 from fmtprop.ir.aliasing import is_view
 from fmtprop.ir.footprint import weights_nbytes
 from fmtprop.ir.graph import Graph
@@ -50,7 +51,7 @@ def normalise(
     ----------
     graph : Graph
         Imported; it is not changed.
-    dtype : {"f32", "bf16"}
+    dtype : {"f32", "bf16", "f16"}
         Data type of compute-intensive ops.
     observer : callable, optional
         Called after each pass with its name and its graph.
@@ -74,33 +75,52 @@ def normalise(
     ------
     PassError
         A pass failed, or its result breaks a rule.
+    UnsupportedOpError
+        The target has no f16 on this CPU.
     """
     target = target or OneDnnTarget()
+    real = _computed_in(target, dtype)
     normal = Pipeline(_passes(target, special_values), Stage.NORMAL, is_known).run(graph, observer)
     if weights is not None:
         normal = CompressWeights(BITS[weights]).run(normal)
         if observer is not None:
             observer(CompressWeights.name, normal)
-    normal, precision = _lowered(normal, dtype, observer, target)
-    return DecodeWeights(target, DataType(precision)).run(normal), precision
+    return DecodeWeights(target, DataType(real)).run(_lowered(normal, real, observer)), real
 
 
-def _lowered(graph: Graph, dtype: str, observer: Observer | None, target: Provider) -> tuple[Graph, str]:
-    """Return a normal graph in a data type, and this type: f32 with a warning where the target has no other."""
+def _lowered(graph: Graph, dtype: str, observer: Observer | None) -> Graph:
+    """Return a normal graph in a data type that the target computes in."""
     if dtype == "f32":
-        return graph, "f32"
-    if not target.computes_in(DataType.BF16):
-        warnings.warn(
-            f"target {target.name} has no bf16 on this CPU ({target.describe()['isa']}): compute-intensive ops run in "
-            "f32 instead",
-            RuntimeWarning,
-            stacklevel=6,
-        )
-        return graph, "f32"
-    lowered = KeepScores().run(LowerPrecision(DataType.BF16).run(graph))
+        return graph
+    lowered = KeepScores().run(LowerPrecision(DataType(dtype)).run(graph))
     if observer is not None:
         observer(LowerPrecision.name, lowered)
-    return lowered, "bf16"
+    return lowered
+
+
+def check_f16(target: Provider, dtype: str) -> None:
+    """Refuse f16 where a target lacks it; bf16 has the range of f32, which takes its place there.
+
+    Raises
+    ------
+    UnsupportedOpError
+        The data type is f16, and the target has none on this CPU.
+    """
+    if dtype == "f16" and not target.computes_in(DataType.F16):
+        raise UnsupportedOpError(f"{_missing(target, dtype)}: give dtype='bf16' or dtype='f32'")
+
+
+def _computed_in(target: Provider, dtype: str) -> str:
+    """Return the data type in which a target computes, f32 in place of bf16, with a warning."""
+    check_f16(target, dtype)
+    if dtype == "f32" or target.computes_in(DataType(dtype)):
+        return dtype
+    warnings.warn(f"{_missing(target, dtype)}: compute-intensive ops run in f32 instead", RuntimeWarning, stacklevel=6)
+    return "f32"
+
+
+def _missing(target: Provider, dtype: str) -> str:
+    return f"target {target.name} has no {dtype} on this CPU ({target.describe()['isa']})"
 
 
 def _passes(target: Provider, special_values: str) -> tuple[Pass, ...]:

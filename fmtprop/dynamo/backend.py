@@ -14,13 +14,15 @@ from torch._functorch._aot_autograd.schemas import OutputType, PlainTensorMeta
 
 from fmtprop.api import compile_graph
 from fmtprop.compiling.options import KEPT, Options
+from fmtprop.compiling.stages import check_f16
 from fmtprop.compiling.turns import compare
 from fmtprop.dynamo.caches import growing
 from fmtprop.dynamo.pieces import Piece, Pieces, has_fixed_products, in_place, parted
 from fmtprop.dynamo.region import InPyTorch, LeftToPyTorch, Region
 from fmtprop.dynamo.unreached import Watch
-from fmtprop.errors import UnsupportedOpError
+from fmtprop.errors import OptionError
 from fmtprop.frontends.fx_import import placeholders
+from fmtprop.targets.registry import provider
 from fmtprop.training.capture import metadata_now, training_backend
 from fmtprop.training.step import Step
 from fmtprop.training.views import WithViews, without_views
@@ -78,14 +80,16 @@ def backend(
 
     Raises
     ------
-    UnsupportedOpError
+    OptionError
         A mode or an option is unknown, or a value is not one of its values.
+    UnsupportedOpError
+        This CPU lacks f16.
     """
     _WATCH.end()
     given = dict(options or {})
     grow = given.pop(_GROW, False)
     if not isinstance(grow, bool):
-        raise UnsupportedOpError(f"backend 'fmtprop': {_GROW!r} must be True or False, got {grow!r}")
+        raise OptionError(f"backend 'fmtprop': {_GROW!r} must be True or False, got {grow!r}")
     return regions_by(options_of(mode, given), lambda region: None, grow=grow)(module, example_inputs)
 
 
@@ -99,12 +103,12 @@ def options_of(mode: str | None, given: Mapping[str, Any] | None) -> Options:
     """
     if mode not in _MODES:
         known = ", ".join(repr(name) for name in _MODES if name is not None)
-        raise UnsupportedOpError(f"backend 'fmtprop' has no mode {mode!r}; it has {known}")
+        raise OptionError(f"backend 'fmtprop' has no mode {mode!r}; it has {known}")
     known_options = [field.name for field in fields(Options) if field.name not in _NAMELESS]
     for name in given or {}:
         if name not in known_options:
             known = ", ".join([*known_options, _GROW])
-            raise UnsupportedOpError(f"backend 'fmtprop' has no option {name!r}; it has {known}")
+            raise OptionError(f"backend 'fmtprop' has no option {name!r}; it has {known}")
     tune = _MODES[mode]
     return Options(**({"tune": tune} if tune else {}) | dict(given or {}))
 
@@ -113,6 +117,7 @@ def regions_by(
     options: Options, observe: Observer, *, grow: bool = False
 ) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
     """Return a backend with these options; an observer is told of its regions."""
+    check_f16(provider(options.target)(), options.dtype)  # else PyTorch would run the graph, in f32
     made: list[Region | InPyTorch] = []  # PyTorch captures one graph at a time
 
     def compile_inference(functional: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

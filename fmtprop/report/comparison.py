@@ -14,7 +14,7 @@ from fmtprop.report.model import SCHEMA, Report
 from fmtprop.system.printable import printable
 
 #: largest permitted error relative to PyTorch, by the data type of compute-intensive ops
-TOLERANCES = {"f32": 1e-4, "bf16": 5e-2}
+TOLERANCES = {"f32": 1e-4, "bf16": 5e-2, "f16": 1e-2}
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from fmtprop import dnnl
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.turns import Compare
-from fmtprop.errors import FmtpropError, ImportModelError, InputError, PlanError, UnsupportedOpError
+from fmtprop.errors import FmtpropError, ImportModelError, InputError, OptionError, PlanError
 from fmtprop.targets.registry import provider
 from fmtprop.training.capture import training_backend
 from fmtprop.training.plain import PlainCalls
@@ -308,9 +308,9 @@ def _check(module: Any, options: Options) -> None:
             )
     for name in _NAMELESS:
         if getattr(options, name):
-            raise UnsupportedOpError(f"{name} cannot be given with training=True: captured graphs have other names")
+            raise OptionError(f"{name} cannot be given with training=True: captured graphs have other names")
     if not provider(options.target).has_training:
-        raise UnsupportedOpError(f"training=True needs target='onednn', got {options.target!r}")
+        raise OptionError(f"training=True needs target='onednn', got {options.target!r}")
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is None and part.track_running_stats:
             raise ImportModelError(

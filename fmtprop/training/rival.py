@@ -74,7 +74,7 @@ class Rival:
         if self._compare is None or not _has_room(step.net.plan.arena_nbytes):
             return self._run
         # under the caller's autocast, both sides compute in its types
-        lowered = step.net.precision == "bf16" and not torch.is_autocast_enabled("cpu")
+        lowered = step.net.precision != "f32" and not torch.is_autocast_enabled("cpu")
         theirs = self._lowered if lowered else self._captured
         leaves, given = self._trial(args)
 

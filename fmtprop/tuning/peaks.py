@@ -65,7 +65,7 @@ _NOMINAL_CYCLES_PER_SECOND, _NOMINAL_NEAR, _NOMINAL_FAR = 3e9, 2e10, 1e10
 _NOMINAL_READERS, _NOMINAL_CALL_SECONDS = 8, 1e-6
 
 #: data types with a separate figure of arithmetic
-_TYPES = (DataType.F32, DataType.BF16, DataType.U8)
+_TYPES = (DataType.F32, DataType.BF16, DataType.F16, DataType.U8)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.target import AS_GRADIENT, Candidate
 from fmtprop.tuning import identity
-from fmtprop.tuning.efficiency import efficiency, filled, is_by_vectors, is_general, shape_of
+from fmtprop.tuning.efficiency import efficiency, filled, is_by_vectors, is_general, of_depthwise, shape_of
 from fmtprop.tuning.peaks import Peaks
 
 #: operations per element of a post-op after a convolution by a general product, which applies it element by element:
@@ -206,8 +206,8 @@ class ModelCosts:
         for post_op, before, behind in zip(post_ops, sizes, sizes[1:], strict=False):
             if post_op.op == "convolution" and post_op.operand is not None:
                 window = prod(operands[post_op.operand].dims[1:])
-                depthwise = efficiency("jit_dw" + candidate.impl.partition("jit_dw")[2], _DEPTHWISE)
-                arithmetic += 2.0 * window * prod(behind.dims) / (self.peaks.flops[DataType.F32] * depthwise)
+                depthwise = self.peaks.flops[DataType.F32] * of_depthwise(candidate.impl)
+                arithmetic += 2.0 * window * prod(behind.dims) / depthwise
                 if candidate.impl.startswith(_TWO_KERNELS):
                     moved += 2 * before.nbytes * self._cached
             elif candidate.impl.startswith(AS_GRADIENT):

@@ -24,7 +24,9 @@ from fmtprop.ir.graph import Graph
 
 def test_every_contender_has_a_precision() -> None:
     precisions = {name: contender(name).precision for name in ["fmtprop", "fmtprop-bf16", *PEERS]}
-    assert precisions == {name: "bf16" if name.endswith("-bf16") else "f32" for name in precisions}
+    assert precisions == {
+        name: suffix if (suffix := name.rpartition("-")[2]) in ("bf16", "f16") else "f32" for name in precisions
+    }
 
 
 def test_variants_change_the_options_that_they_name() -> None:
@@ -39,7 +41,7 @@ def test_variants_change_the_options_that_they_name() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tvm", r"unknown contender 'tvm'; known: fmtprop, fmtprop-VALUE with .*, openvino-bf16"),
+        ("tvm", r"unknown contender 'tvm'; known: fmtprop, fmtprop-VALUE with .*, openvino-f16"),
         ("fmtprop-quick", r"unknown contender 'fmtprop-quick': 'quick' is not a value of dtype, policy or tune"),
         ("fmtprop-", r"unknown contender 'fmtprop-': '' is not a value of dtype, policy or tune"),
     ],
@@ -49,12 +51,13 @@ def test_unknown_contender(name: str, message: str) -> None:
         contender(name)
 
 
-def test_bf16_is_refused_where_the_cpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another precision must not be timed under bf16's name."""
-    monkeypatch.setattr(dnnl, "supports", lambda dtype: dtype != "bf16")
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_a_type_is_refused_where_the_cpu_has_none(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    """Another precision must not be timed under its name."""
+    monkeypatch.setattr(dnnl, "supports", lambda one: one != dtype)
     material = Material(load("chain"), nn.Identity, (), Path("none.onnx"), torch.get_num_threads())
-    with pytest.raises(FmtpropError, match=r"^fmtprop-bf16: oneDNN has no bf16 on this CPU"):
-        contender("fmtprop-bf16").prepare(material)
+    with pytest.raises(FmtpropError, match=rf"^fmtprop-{dtype}: oneDNN has no {dtype} on this CPU"):
+        contender(f"fmtprop-{dtype}").prepare(material)
 
 
 class Absent(TorchEager):

@@ -130,7 +130,7 @@ assert "openvino_telemetry" not in sys.modules and not multiprocessing.active_ch
 
 
 def test_openvino_refuses_unknown_precision() -> None:
-    with pytest.raises(FmtpropError, match="peer openvino: precision is 'f8', must be one of f32, bf16"):
+    with pytest.raises(FmtpropError, match="peer openvino: precision is 'f8', must be one of f32, bf16, f16"):
         OpenVINO("f8")
 
 
@@ -193,25 +193,27 @@ def test_module_that_torch_cannot_export_is_named(tmp_path: Path) -> None:
         export_onnx(DataDependent().eval(), (an_input(0),), tmp_path / "model.onnx")
 
 
-def test_eager_bf16_computes_in_bf16_and_changes_no_weight() -> None:
+@pytest.mark.parametrize("precision", ["bf16", "f16"])
+def test_eager_computes_in_a_narrow_type_and_changes_no_weight(precision: str) -> None:
     module = small_module()
-    run = TorchEager(precision="bf16").prepare(module, (an_input(0),), threads=1)
+    run = TorchEager(precision=precision).prepare(module, (an_input(0),), threads=1)
     result = run(an_input(1))
-    assert result.dtype is torch.bfloat16 and module[0].weight.dtype is torch.float32
+    assert result.dtype is {"bf16": torch.bfloat16, "f16": torch.float16}[precision]
+    assert module[0].weight.dtype is torch.float32
     with torch.no_grad():
         assert compare_outputs(result, module(an_input(1)), tolerance=2e-2).passed
 
 
 def test_peer_names() -> None:
     assert [peer(name).name for name in PEERS] == [
-        "torch", "torch channels_last", "torch bf16", "inductor", "inductor bf16", "onnxruntime", "openvino",
-        "openvino bf16",
+        "torch", "torch channels_last", "torch bf16", "torch f16", "inductor", "inductor bf16", "inductor f16",
+        "onnxruntime", "openvino", "openvino bf16", "openvino f16",
     ]  # fmt: skip
     with pytest.raises(FmtpropError) as caught:
         peer("tensorflow")
     assert str(caught.value) == (
-        "unknown peer 'tensorflow'; known peers: torch, torch-channels-last, torch-bf16, inductor, inductor-bf16, "
-        "onnxruntime, openvino, openvino-bf16"
+        "unknown peer 'tensorflow'; known peers: torch, torch-channels-last, torch-bf16, torch-f16, inductor, "
+        "inductor-bf16, inductor-f16, onnxruntime, openvino, openvino-bf16, openvino-f16"
     )
 
 

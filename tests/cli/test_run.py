@@ -103,6 +103,14 @@ def test_bf16_or_a_warning(capsys):
         )
 
 
+def test_f16_or_an_error(capsys):
+    code, out, err = fmtprop(capsys, "run", "chain", "-n", 1, "--dtype", "f16", "--json")
+    if dnnl.supports("f16"):
+        assert (code, json.loads(out)["policies"][0]["precision"]) == (0, "f16")
+    else:
+        assert code == 1 and f"no f16 on this CPU ({dnnl.lib().isa}): give dtype='bf16' or dtype='f32'" in err
+
+
 @pytest.mark.filterwarnings("default")
 def test_warnings_are_lines(capsys, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("no directory")

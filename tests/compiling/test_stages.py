@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fmtprop import dnnl
+from fmtprop.compiling.options import Options
 from fmtprop.compiling.snapshots import snapshots
 from fmtprop.compiling.stages import normalise
 from fmtprop.errors import FmtpropError, UnsupportedOpError
@@ -69,7 +70,7 @@ def test_titles():
     ],
 )
 def test_what_is_shown_is_what_is_compiled(model, policy, target):
-    from fmtprop.api import Options, compile_graph
+    from fmtprop.api import compile_graph
 
     # a convolution that runs as several nodes, and the built-in graphs
     wide = torch.nn.Sequential(torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.ReLU()).eval()
@@ -90,6 +91,27 @@ def test_bf16_or_a_warning(monkeypatch):
     with pytest.warns(RuntimeWarning, match=r"onednn has no bf16 on this CPU \(.+\): compute-intensive ops run in f32"):
         _, precision = normalise(load("chain"), "bf16")
     assert precision == "f32"
+
+
+def test_f16_or_an_error(monkeypatch):
+    monkeypatch.setattr(dnnl, "supports", lambda dtype: True)
+    assert normalise(load("chain"), "f16")[1] == "f16"
+    monkeypatch.setattr(dnnl, "supports", lambda dtype: False)
+    with pytest.raises(UnsupportedOpError, match=r"onednn has no f16 on this CPU \(.+\): give dtype='bf16' or "):
+        normalise(load("chain"), "f16")
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [(torch.float32, "f32"), (torch.bfloat16, "bf16"), (torch.float16, "f16"), ("float16", "f16")]
+)
+def test_a_data_type_may_be_pytorchs(given, name):
+    assert Options(dtype=given).dtype == name
+
+
+@pytest.mark.parametrize("wrong", [{"policy": "fast"}, {"dtype": torch.int8}, {"dtype": "f8"}, {"tune": "no"}])
+def test_a_wrong_option_is_a_value_error(wrong):
+    with pytest.raises(ValueError, match=r"parameter of compile must be one of"):
+        Options(**wrong)
 
 
 def test_unknown_stage_and_policy():

@@ -12,6 +12,7 @@ import torch
 import fmtprop as fp
 from fmtprop import dnnl
 from fmtprop.compiling.options import OPTIMAL
+from fmtprop.errors import UnsupportedOpError
 from fmtprop.passes.policies import POLICIES
 from fmtprop.runtime.agreement import relative_error
 from graphs import make
@@ -35,6 +36,9 @@ F32 = 1e-4
 #: bf16 keeps 8 bits, a rounding of 2**-9 = 0.2 %. Over all layers of these networks the graphs' references, computed
 #: in bf16 by PyTorch, come out 0.4 % to 0.9 % off; kernels that sum in another order get three times that.
 BF16 = 3e-2
+
+#: f16 keeps 11 bits: an eighth of that
+F16 = 4e-3
 
 
 pytestmark = pytest.mark.usefixtures("cache_of_module")
@@ -122,11 +126,28 @@ def test_bf16_outputs_are_pytorchs_within_its_precision(name: str) -> None:
         assert error < F32
 
 
-@pytest.mark.skipif(not dnnl.supports("bf16"), reason="oneDNN has no bf16 on this CPU")
-def test_bf16_runs_every_product_in_bf16() -> None:
+@pytest.mark.parametrize(
+    "name", [name if name in TEACHING else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]
+)
+def test_f16_outputs_are_pytorchs_within_its_precision_or_an_error(name: str) -> None:
+    if not dnnl.supports("f16"):
+        with pytest.raises(UnsupportedOpError, match=r"onednn has no f16 on this CPU \(.+\): give dtype='bf16' or"):
+            fp.compile(name, dtype="f16")
+        return
+    x, expected = example(name)
+    net = fp.compile(name, dtype=torch.float16)
+    y = net(x)
+    assert (net.precision, y.dtype) == ("f16", torch.float32)
+    assert F32 / 10 < relative_error(y, expected) < F16
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_a_narrow_type_runs_every_product(dtype: str) -> None:
+    if not dnnl.supports(dtype):
+        pytest.skip(f"oneDNN has no {dtype} on this CPU")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        net = fp.compile("resnet50", dtype="bf16", verify="off")
+        net = fp.compile("resnet50", dtype=dtype, verify="off")
     products = [step for step in net.plan.steps if step.node.op in ("convolution", "inner_product")]
-    assert {step.operands["src"].desc.dtype.value for step in products} == {"bf16"}
+    assert {step.operands["src"].desc.dtype.value for step in products} == {dtype}
     assert products[-1].results[0].desc.dtype.value == "f32"  # stores its accumulator: no reorder at the end

@@ -46,6 +46,7 @@ PUBLIC = {
     "InputError",
     "LibraryError",
     "LoadError",
+    "OptionError",
     "PassError",
     "PlanError",
     "ShapeError",

@@ -44,11 +44,17 @@ TO_BYTES = ("fake_quantize",)
 
 
 @cache
-def runs_bf16():
-    """Tell whether this CPU's oneDNN computes convolutions in bf16."""
+def runs(dtype):
+    """Tell whether this CPU's oneDNN computes convolutions in a type."""
     convolution = OPSET["convolution"]
     sample = next(iter(convolution.samples()))
-    return conform(convolution, sample, "bf16", "any", limit=1)[0].status != "UNIMPLEMENTED"
+    return conform(convolution, sample, dtype, "any", limit=1)[0].status != "UNIMPLEMENTED"
+
+
+def needs(dtype):
+    """Skip a test where oneDNN does not compute in a type."""
+    if not runs(dtype):
+        pytest.skip(f"this CPU's oneDNN does not compute in {dtype}")
 
 
 def test_every_op_has_samples_with_unique_names_that_infer():
@@ -106,22 +112,21 @@ def test_every_further_implementation(op, sample, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize(("op", "sample"), PROBLEMS)
 def test_every_implementation_in_every_order_of_axes(op, sample, dtype):
-    if dtype == "bf16" and not runs_bf16():
-        pytest.skip("this CPU's oneDNN does not compute in bf16")
+    needs(dtype)
     ndim = max(type_.ndim for type_ in sample.types.values())
     for tag in orders_of_axes(ndim, block=8) if ndim < 5 else ("adebc", "aBdce8b", "caebd"):
         for outcome in conform(op, sample, dtype, tag):
             assert outcome.status in ("PASSED", "UNIMPLEMENTED"), f"{tag} {outcome.impl}: {outcome.detail}"
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
 @pytest.mark.parametrize(("op", "sample"), PROBLEMS)
-def test_bf16(op, sample):
-    if not runs_bf16():
-        pytest.skip("this CPU's oneDNN does not compute in bf16")
-    outcome = conform(op, sample, "bf16", "any", limit=1)[0]
+def test_narrow_types(op, sample, dtype):
+    needs(dtype)
+    outcome = conform(op, sample, dtype, "any", limit=1)[0]
     if outcome.status == "UNIMPLEMENTED":
         pytest.skip(outcome.detail.splitlines()[0])
     assert outcome.status == "PASSED", f"{outcome.impl}: {outcome.detail}"
@@ -161,11 +166,11 @@ def test_equivalents_sum_small_integers_exactly(op):
     assert tried >= 2 * len(FORMATS)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("op", STAND_INS)
-def test_equivalents_compute_in_bf16(op):
-    if not runs_bf16():
-        pytest.skip("this CPU's oneDNN does not compute in bf16")
-    outcomes = [o for sample in op.samples() for o in conform(op, sample, "bf16", "any", limit=1)]
+def test_equivalents_compute_in_narrow_types(op, dtype):
+    needs(dtype)
+    outcomes = [o for sample in op.samples() for o in conform(op, sample, dtype, "any", limit=1)]
     assert {outcome.status for outcome in outcomes} <= {"PASSED", "UNIMPLEMENTED"}
     assert any(outcome.status == "PASSED" for outcome in outcomes)
 

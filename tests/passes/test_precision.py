@@ -19,9 +19,9 @@ from fmtprop.passes.precision import LowerPrecision, WidenPrecision
 from fmtprop.runtime.agreement import relative_error
 
 
-def lowered(module: nn.Module, x: torch.Tensor) -> Graph:
+def lowered(module: nn.Module, x: torch.Tensor, dtype: DataType = DataType.BF16) -> Graph:
     graph = Pipeline(NORMALISE, Stage.NORMAL).run(fp.from_torch(module.eval(), x))
-    result = LowerPrecision(DataType.BF16).run(graph)
+    result = LowerPrecision(dtype).run(graph)
     verify(result, Stage.NORMAL)
     return result
 
@@ -55,6 +55,19 @@ class Residual(nn.Module):
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
+
+
+def test_f16_is_lowered_as_bf16_and_rounds_an_eighth_as_much():
+    module, x = Residual().eval(), torch.randn(1, 8, 9, 9)
+    found = {}
+    for dtype in (DataType.BF16, DataType.F16):
+        graph = lowered(module, x, dtype)
+        (got,) = evaluate(graph, {graph.input_nodes[0].name: x})
+        shown = [str(node.results).replace(dtype.value, "narrow") for node in graph.nodes()]
+        with torch.no_grad():
+            found[dtype] = shown, relative_error(got, module(x))
+    (shown, error), (others, other) = found.values()
+    assert shown == others and 0 < other < error / 4
 
 
 def test_operands_are_narrow_and_parameters_of_one_axis_stay_wide():

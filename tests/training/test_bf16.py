@@ -39,8 +39,10 @@ def gradients(call: nn.Module, module: nn.Module, within: Callable[[], AbstractC
     return found
 
 
-@pytest.mark.parametrize("way", ["dtype", "autocast"])
-def test_gradients_are_as_accurate_as_autocast(way):
+@pytest.mark.parametrize(("way", "dtype"), [("dtype", "bf16"), ("autocast", "bf16"), ("dtype", "f16")])
+def test_gradients_are_as_accurate_as_autocast(way, dtype):
+    if not dnnl.supports(dtype):
+        pytest.skip(f"oneDNN has no {dtype} on this CPU")
     plain = network()
     expected = gradients(plain, plain, nullcontext)
     module = network()
@@ -49,19 +51,23 @@ def test_gradients_are_as_accurate_as_autocast(way):
     for buffer, original in zip(module.buffers(), network().buffers(), strict=True):
         buffer.copy_(original)
     example = torch.randn(8, 3, 12, 12)
-    dtype = "bf16" if way == "dtype" else "f32"
-    net = fp.compile(module, example, training=True, dtype=dtype, tune="model", confirm=False)
+    lowered = dtype if way == "dtype" else "f32"
+    net = fp.compile(module, example, training=True, dtype=lowered, tune="model", confirm=False)
     got = gradients(net, module, autocast if way == "autocast" else nullcontext)
     assert got.dtype is torch.float32
-    assert 1e-4 < float((got - expected).norm() / expected.norm()) < 1.5 * error
+    # f16 has an eighth of the error of PyTorch's bf16, with which this is compared
+    least, most = (1e-4, 1.5) if dtype == "bf16" else (1e-5, 0.5)
+    assert least < float((got - expected).norm() / expected.norm()) < most * error
     for one, other in zip(module.buffers(), plain.buffers(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
     steps = net.nets[-1].plan.steps
     kinds = ("convolution", "convolution_backward_weights", "batch_normalization_backward")
     chosen = [step.node for step in steps if step.node.op in kinds]
     assert len(chosen) == 6
+    if dtype == "f16":  # oneDNN has no gradient of weights that reads f16 and adds up f32: PyTorch's runs
+        chosen = [node for node in chosen if node.op != "convolution_backward_weights"]
     assert all(
-        node.choice.target in ("onednn", "jit") and node.choice.operands["src"].dtype == "bf16" for node in chosen
+        node.choice.target in ("onednn", "jit") and node.choice.operands["src"].dtype == dtype for node in chosen
     )
 
 
