@@ -451,9 +451,9 @@ def test_a_damaged_or_unwritable_memory_costs_a_warning_only(tmp_path, monkeypat
 
 def test_verify_full_checks_the_whole_model(small, monkeypatch):
     module, _, x = small
-    from fmtprop import api
+    from fmtprop.compiling import from_graph
 
-    monkeypatch.setattr(api, "error_of_output", lambda got, want, precision: 1.0)
+    monkeypatch.setattr(from_graph, "error_of_output", lambda got, want, precision: 1.0)
     with pytest.raises(fp.PlanError, match=r"output output_1 is off by 1.0e\+00 relative to PyTorch"):
         fp.compile(module, x, verify="full")
 
