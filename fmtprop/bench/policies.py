@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from fmtprop.api import CompiledModel, Options, compile_graph, random_inputs
+from fmtprop.compiling.loading import load_plan, read_plan
 from fmtprop.compiling.stages import check_memory
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.graph import Graph
@@ -86,6 +87,31 @@ def compare_policies(
         net.close()
     say("done", total, total)
     return Comparison.of(reports, errors)
+
+
+def measure_plan(
+    path: str, *, threads: int | None = None, repeats: int = 10, progress: Progress | None = None
+) -> Comparison:
+    """Load a plan file, check it against PyTorch, and measure it; see :func:`compare_policies`.
+
+    Raises
+    ------
+    PlanError
+        The file cannot be loaded.
+    """
+    use_threads(threads)
+    say = progress or _silent
+    say("loading", 0, 3)
+    net = load_plan(path)
+    graph = read_plan(path).plans[0].inside()
+    inputs = random_inputs(graph)
+    say("running in PyTorch", 1, 3)
+    expected = evaluate(graph, {node.name: one for node, one in zip(graph.input_nodes, inputs, strict=True)})
+    say("measuring", 2, 3)
+    errors = [_worst_error(net, inputs, expected)]
+    report = net.report(repeats=repeats)
+    net.close()
+    return Comparison.of([report], errors)
 
 
 def _say_stage(say: Progress, title: str, done: int, total: int, stage: str) -> None:

@@ -16,6 +16,7 @@ from fmtprop.cli.doctor import doctor
 from fmtprop.cli.graphs import models, show
 from fmtprop.cli.layout import layout
 from fmtprop.cli.lens import lens
+from fmtprop.cli.plan import compile_, plan
 from fmtprop.cli.race import bench
 from fmtprop.cli.tune import tune
 from fmtprop.cli.verbose import LogCommand, verbose
@@ -29,6 +30,9 @@ app = typer.Typer(
 )
 for command in (run, report, diff, check, whatif, show, models, tune, bench, layout, verbose, lens, doctor):
     app.command(cls=LogCommand if command is verbose else None)(command)
+
+app.command("compile")(compile_)
+app.add_typer(plan, name="plan")
 
 
 def _version(wanted: bool) -> None:
@@ -48,7 +52,8 @@ def program(
 ) -> None:
     """Plan the memory format of every tensor of a neural network, run it on oneDNN, and report each reorder's cost.
 
-    MODEL is a built-in name, a graph file (.json), an exported program (.pt2) or an ONNX model (.onnx).
+    MODEL is a built-in name, a graph file (.json), an exported program (.pt2) or an ONNX model (.onnx); for run,
+    report and bench also a plan file (`fmtprop compile`).
     """
     del version
     TRACEBACK.set(traceback)

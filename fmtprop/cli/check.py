@@ -24,14 +24,18 @@ from fmtprop.cli.arguments import (
     words,
 )
 from fmtprop.cli.console import FAILED, USAGE, emit, failing, note, progress, save
+from fmtprop.cli.plan import is_plan
 
 if TYPE_CHECKING:
     from fmtprop.report.check import Limits, Violation
+    from fmtprop.report.diff import Told
 
 #: the beginning of a check's results: only such files are replaced
 _OURS = re.compile(rb'<\?xml version="1\.0" encoding="utf-8"\?>\n<testsuite|\{\s*"version": "2\.1\.0"')
 
-ReportPath = Annotated[Path, typer.Argument(metavar="REPORT", help="A report or a plan: .json.", show_default=False)]
+ReportPath = Annotated[
+    Path, typer.Argument(metavar="REPORT", help="A report or a plan: .json or .fmtplan.", show_default=False)
+]
 
 
 def diff(
@@ -46,14 +50,25 @@ def diff(
     """Compare two reports or plans: changed reorders and implementations, and their costs.
 
     Reports are JSON files of `fmtprop report MODEL -o FILE.json`, for other versions, machines, options or policies.
-    Plans are those of `fmtprop show MODEL -f json`, with modelled costs: nothing was run.
+    Plans are plan files, or those of `fmtprop show MODEL -f json`, with modelled costs: nothing was run.
     """
-    from fmtprop.report.diff import chosen, compare, read_reports
+    from fmtprop.report.diff import chosen, compare
 
     with failing(USAGE):
-        told = [chosen(read_reports(path), policy, path) for path in (before, after)]
+        told = [chosen(_reports(path), policy, path) for path in (before, after)]
     difference = compare(*told)
     emit(json.dumps(difference.to_dict(), indent=1) if as_json else difference.to_text())
+
+
+def _reports(path: Path) -> list[Told]:
+    from fmtprop.report.diff import read_reports, told_plan
+
+    if not is_plan(str(path)):
+        return read_reports(path)
+    from fmtprop.compiling.loading import read_plan
+    from fmtprop.report.plan_text import plan_data
+
+    return [told_plan(plan_data(read_plan(path)))]
 
 
 def check(

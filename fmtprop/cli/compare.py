@@ -27,6 +27,7 @@ from fmtprop.cli.arguments import (
     words,
 )
 from fmtprop.cli.console import USAGE, emit, failing, finish, progress
+from fmtprop.cli.plan import check_no_options, is_plan
 from fmtprop.cli.training import module_maker
 from fmtprop.errors import FmtpropError
 
@@ -61,7 +62,7 @@ def run(
     """
     options = {"dtype": dtype, "verify": verify, "tune": tune, "target": target, "special_values": special_values}
     policies = words(policy or ["naive,propagate,optimal" if train else "optimal"])
-    comparison = _compare(model, policies, options, threads, repeats, report, train, inputs, shape)
+    comparison = _compare(model, policies, options, threads, repeats, report, train, inputs, shape, policy is not None)
     emit(comparison.to_json() if as_json else comparison.summary())
     finish(comparison, report)
 
@@ -93,7 +94,7 @@ def report(
     """
     options = {"dtype": dtype, "verify": verify, "tune": tune, "target": target, "special_values": special_values}
     policies = words(policy or ["plain,naive,propagate,optimal"])
-    comparison = _compare(model, policies, options, threads, repeats, output, train, inputs, shape)
+    comparison = _compare(model, policies, options, threads, repeats, output, train, inputs, shape, policy is not None)
     if output is None or as_json:
         emit(comparison.to_json() if as_json else comparison.to_text())
     finish(comparison, output)
@@ -109,7 +110,10 @@ def _compare(
     train: bool,
     inputs: Sequence[str] | None,
     shape: Sequence[str] | None,
+    is_asked: bool,
 ) -> Comparison:
+    if is_plan(model):
+        return _measure_plan(model, given, policies if is_asked else None, threads, repeats, destination, train, shape)
     with progress() as say:
         from fmtprop.api import Options
         from fmtprop.bench.policies import compare_policies
@@ -134,3 +138,24 @@ def _compare(
 
                 run = partial(compare_steps, make)
         return run(ways, threads=threads, repeats=repeats, progress=say)
+
+
+def _measure_plan(
+    model: str,
+    given: Mapping[str, Any],
+    policies: Sequence[str] | None,
+    threads: int | None,
+    repeats: int,
+    destination: Path | None,
+    train: bool,
+    shape: Sequence[str] | None,
+) -> Comparison:
+    with progress() as say:
+        from fmtprop.bench.policies import measure_plan
+        from fmtprop.report.files import check_destination
+
+        with failing(USAGE):
+            check_no_options(model, given, policies, train, shape)
+            if destination is not None:
+                check_destination(destination)
+            return measure_plan(model, threads=threads, repeats=repeats, progress=say)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -24,6 +25,7 @@ from fmtprop.cli.arguments import (
     words,
 )
 from fmtprop.cli.console import USAGE, emit, failing, finish, progress
+from fmtprop.cli.plan import check_no_options, is_plan
 from fmtprop.cli.training import module_maker
 from fmtprop.system.limits import MAX_RUNS
 
@@ -66,6 +68,7 @@ def bench(
     with progress() as say:
         from fmtprop.api import Options
         from fmtprop.bench.contenders import against, race
+        from fmtprop.compiling.loading import read_plan
         from fmtprop.compiling.options import KEPT
         from fmtprop.frontends import load
         from fmtprop.report.files import TABLES, check_destination
@@ -75,10 +78,18 @@ def bench(
                 check_destination(report, TABLES)
             special = special_values or (KEPT if train else Options.special_values)
             options = Options(dtype=dtype, policy=policy, target=target, tune=tune, special_values=special)
+            if is_plan(model):
+                given = {"dtype": dtype, "tune": tune, "target": target, "special_values": special_values}
+                check_no_options(model, given, policy if policy != "optimal" else None, train, shape)
+                file = read_plan(model)
+                options = file.options
             contenders = against(words(versus or ["torch"]), options)
             shapes = shapes_of(shape)
             make = module_maker(model, inputs, train, shapes)
-            if make is None:
+            if is_plan(model):
+                contenders[0] = replace(contenders[0], plan=model)
+                run = partial(race, file.plans[0].inside())
+            elif make is None:
                 run = partial(race, load(model, shapes=shapes))
             else:
                 from fmtprop.bench.training import check_contenders, race_steps  # imports torch._dynamo: 1.5 s

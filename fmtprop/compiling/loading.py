@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pickle import PickleBuffer
 from typing import Any
 
@@ -79,15 +80,67 @@ def load_plan(path: Any, on_mismatch: str = "replan") -> CompiledModel:
         torch.inference_mode(mode=False),
         on_cpu(),
         collector.paused(),
+        _naming(source),
     ):
-        try:
-            return dnnl.after_fork(lambda: _loaded(_container(path), source, on_mismatch))
-        except OSError as error:
-            raise PlanError(f"{source}: cannot be read: {error.strerror}") from error
-        except FmtpropError as error:
-            if isinstance(error, LoadError) or str(error).startswith(source):
-                raise
-            raise PlanError(f"{source}: {error}") from error
+        return dnnl.after_fork(lambda: _loaded(_container(path), source, on_mismatch))
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """A plan file, read but not built: for display.
+
+    Parameters
+    ----------
+    environment : dict of str to str
+        What the plan was made for.
+    differing : list of str
+        What differs from that here.
+    options : Options
+        How it was compiled.
+    plans : list of Restored
+        The plans, without implementations.
+    """
+
+    environment: dict[str, str]
+    differing: list[str]
+    options: Options
+    plans: list[Restored]
+
+
+def read_plan(path: Any) -> PlanFile:
+    """Return what is in a plan file, without asking a target for anything.
+
+    Raises
+    ------
+    PlanError
+        As for :func:`load_plan`.
+    """
+    with _naming(f"plan file {path}"):
+        container = _container(path)
+        document = _checked(container.document)
+        container.check_blocks(document["digests"])
+        return _read(container, document)
+
+
+def _read(container: Container, document: Mapping[str, Any]) -> PlanFile:
+    descs = descs_of(document["descs"])
+    options = options_of(document["options"], descs)
+    plans = [Restored(row, descs, container.blocks, options) for row in document["plans"]]
+    made = _texts(document["environment"])
+    return PlanFile(made, differences(made, environment(options.target)), options, plans)
+
+
+@contextmanager
+def _naming(source: str) -> Iterator[None]:
+    """Name the file in the error of each flaw."""
+    try:
+        yield
+    except OSError as error:
+        raise PlanError(f"{source}: cannot be read: {error.strerror}") from error
+    except FmtpropError as error:
+        if isinstance(error, LoadError) or str(error).startswith(source):
+            raise
+        raise PlanError(f"{source}: {error}") from error
 
 
 def _container(path: Any) -> Container:
@@ -102,19 +155,17 @@ def _loaded(container: Container, source: str, on_mismatch: str) -> CompiledMode
     with ThreadPoolExecutor(1) as pool:
         # hashing takes as long as all else, and needs no lock of Python
         whole = pool.submit(container.check_blocks, document["digests"])
-        descs = descs_of(document["descs"])
-        options = options_of(document["options"], descs)
-        plans = [Restored(row, descs, container.blocks, options) for row in document["plans"]]
-        differing = differences(_texts(document["environment"]), environment(options.target))
+        file = _read(container, document)
+        differing = file.differing
         if not differing:
             try:
-                for plan in plans:
+                for plan in file.plans:
                     plan.build()
             except NotOfferedError as error:
                 differing = [str(error)]
         whole.result()
     if not differing:
-        return CompiledModel(plans[0])
+        return CompiledModel(file.plans[0])
     if on_mismatch == "error":
         raise PlanError(f"does not fit: {'; '.join(differing)}; load it with on_mismatch='replan', or compile again")
     warnings.warn(
@@ -122,7 +173,7 @@ def _loaded(container: Container, source: str, on_mismatch: str) -> CompiledMode
         RuntimeWarning,
         stacklevel=6,
     )
-    return _replanned(plans[0], options)
+    return _replanned(file.plans[0], file.options)
 
 
 def _replanned(plan: Restored, options: Options) -> CompiledModel:

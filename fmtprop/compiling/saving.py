@@ -15,11 +15,11 @@ from fmtprop.errors import GraphError, PlanError
 from fmtprop.ir.file import reference_to, spell_floats
 from fmtprop.ir.node import Value
 from fmtprop.layout import MemoryDesc
-from fmtprop.planfile.container import digest_of, padded, parts, write
+from fmtprop.planfile.container import OURS, digest_of, padded, parts, write
 from fmtprop.planfile.descs import Descs
 from fmtprop.planfile.environment import environment
 from fmtprop.planfile.rows import rows_of
-from fmtprop.system.files import path_of
+from fmtprop.system.files import check_replaceable, path_of
 from fmtprop.targets.bound import Memory, Place
 from fmtprop.targets.memory import aligned_bytes, view
 
@@ -38,6 +38,20 @@ def save(plans: Sequence[Planned], options: Options, extra: Mapping[str, Any], p
     document, blocks = document_of(plans, options, extra)
     try:
         write(path_of(path), document, blocks)
+    except OSError as error:
+        raise PlanError(f"plan file {path}: cannot be written: {error.strerror}") from error
+
+
+def check_destination(path: str | os.PathLike[str]) -> None:
+    """Check that a plan file can be written, before the model is compiled.
+
+    Raises
+    ------
+    PlanError
+        The file system refuses, or another program's file has that name.
+    """
+    try:
+        check_replaceable(path_of(path), OURS)
     except OSError as error:
         raise PlanError(f"plan file {path}: cannot be written: {error.strerror}") from error
 

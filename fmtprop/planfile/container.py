@@ -20,7 +20,6 @@ import mmap
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,13 +109,6 @@ def mapped(path: Path) -> tuple[memoryview, object]:
         # private pages are the file's until they are written, which nobody does; PyTorch wants memory to be writable
         pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     return memoryview(pages), pages
-
-
-def is_plan_file(path: Path) -> bool:
-    """Return whether a path leads to a file that begins as a plan file does."""
-    with suppress(OSError), opened(path, _MOST_NBYTES) as file:
-        return OURS.match(file.read(_PAGE_NBYTES)) is not None
-    return False
 
 
 def digest_of(block: torch.Tensor) -> str:

@@ -30,6 +30,9 @@ _KINDS = (
 #: a file's kind can be read from so many bytes at its beginning
 _HEAD_NBYTES = 4096
 
+#: bytes of the length with which a safetensors file begins
+_LENGTH_NBYTES = 8
+
 # non-blocking: a fifo may have replaced the file after it was checked
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -112,6 +115,13 @@ def read(path: Path, most_nbytes: int) -> bytes:
 
 def _too_large(path: Path, most_nbytes: int) -> OSError:
     return OSError(errno.EFBIG, f"it is larger than {most_nbytes} bytes", str(path))
+
+
+def starts_as(path: Path, head: bytes) -> bool:
+    """Return whether a path leads to a file that has some bytes at its beginning, behind the length of a header."""
+    with suppress(OSError, ValueError), os.fdopen(_open(path), "rb") as file:
+        return file.read(_LENGTH_NBYTES + len(head))[_LENGTH_NBYTES:] == head
+    return False
 
 
 def check_regular(path: Path) -> None:

@@ -29,6 +29,8 @@ COMMANDS = [
     "verbose",
     "lens",
     "doctor",
+    "compile",
+    "plan",
 ]
 HEAVY = {"torch", "numpy", "networkx", "scipy", "onnxruntime", "openvino", "rich.progress"}
 
