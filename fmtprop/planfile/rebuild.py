@@ -77,8 +77,8 @@ class _Rebuilding:
             return node
         tail = tuple((one.op, one.attrs, one.operands, one.bias) for one in node.post_ops)
         formats = tuple(choice.operands.items()), node.descs
-        identity = tuple(choice.handle.items())
-        key = node.op, node.attrs, tail, node.exact, node.results, formats, choice.target, choice.impl, identity
+        identity, grids = tuple(choice.handle.items()), tuple(node.grids.items())
+        key = node.op, node.attrs, tail, node.exact, grids, node.results, formats, choice.target, choice.impl, identity
         if key not in self._known:
             self._known[key] = self._asked(node, choice)
         return node.with_(choice=replace(choice, handle=self._known[key].handle))

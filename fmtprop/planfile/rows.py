@@ -8,6 +8,7 @@ from typing import Any
 from fmtprop.errors import FmtpropError, GraphError, PlanError
 from fmtprop.ir.file import producer_of, read_floats, reference_to, spell_floats
 from fmtprop.ir.graph import Graph
+from fmtprop.ir.grid import Grid
 from fmtprop.ir.networkx_form import node_of, plain_node
 from fmtprop.ir.node import Choice, Node, Value
 from fmtprop.ir.plain import attrs_from_plain
@@ -17,8 +18,10 @@ from fmtprop.planfile.descs import Descs
 
 #: fields of a node, of which those of a choice are one object
 _FIELDS = frozenset(
-    {"name", "op", "inputs", "attrs", "results", "post_ops", "origin", "phase", "exact", "descs", "choice"}
+    {"name", "op", "inputs", "attrs", "results", "post_ops", "origin", "phase", "exact", "grids", "descs", "choice"}
 )
+#: fields that a graph file's row lacks
+_OWN = frozenset({"name", "inputs", "exact", "grids", "descs", "choice"})
 _CHOICE = {"target": str, "impl": str, "operands": dict, "reason": str, "cost": float, "runs": dict}
 
 
@@ -46,6 +49,7 @@ def _row(graph: Graph, node: Node, descs: Descs) -> dict[str, Any]:
         "origin": node.origin,
         "phase": node.phase,
         "exact": node.exact,
+        "grids": {name: grid.to_json() for name, grid in node.grids.items()},
         "descs": [descs.place(desc) for desc in node.descs],
     }
     if node.choice is not None:
@@ -95,7 +99,7 @@ def _node(index: int, row: Any, descs: Sequence[MemoryDesc]) -> tuple[Node, dict
         raise GraphError(f'{where} must be an object with a "name"')
     if unknown := sorted(set(row) - _FIELDS):
         raise GraphError(f"{where}: unknown key {unknown[0]!r}")
-    plain = {key: item for key, item in row.items() if key not in ("name", "inputs", "exact", "descs", "choice")}
+    plain = {key: item for key, item in row.items() if key not in _OWN}
     for key in ("attrs", "post_ops"):
         if key in plain:
             plain[key] = read_floats(where, plain[key])
@@ -110,7 +114,13 @@ def _node(index: int, row: Any, descs: Sequence[MemoryDesc]) -> tuple[Node, dict
     if not isinstance(inputs, dict):
         raise GraphError(f"{where}: inputs must map operands to nodes")
     values = {operand: Value(*producer_of(where, reference)) for operand, reference in inputs.items()}
-    return (node.with_(exact=True) if row.get("exact") else node), values
+    grids = row.get("grids", {})
+    if not isinstance(grids, dict):
+        raise GraphError(f"{where}: grids must map operands and results to grids")
+    if row.get("exact") or grids:
+        made = {name: Grid.from_json(grid) for name, grid in grids.items()}
+        node = node.with_(exact=bool(row.get("exact")), grids=made)
+    return node, values
 
 
 def _list(where: str, item: Any) -> list[Any]:
