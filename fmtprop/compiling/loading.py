@@ -32,7 +32,7 @@ MISMATCHES = ("replan", "error")
 #: what holds the bytes of a plan file
 _BYTES = bytes | bytearray | memoryview | PickleBuffer
 
-_KEYS = {"kind": str, "environment": dict, "options": dict, "plans": list, "descs": list, "digests": list}
+_KEYS = {"kind": str, "environment": dict, "options": dict, "plans": list, "descs": list, "checksums": list}
 
 
 def load_plan(path: Any, on_mismatch: str = "replan") -> CompiledModel:
@@ -118,7 +118,7 @@ def read_plan(path: Any) -> PlanFile:
     with _naming(f"plan file {path}"):
         container = _container(path)
         document = _checked(container.document)
-        container.check_blocks(document["digests"])
+        container.check_blocks(document["checksums"])
         return _read(container, document)
 
 
@@ -153,8 +153,8 @@ def _container(path: Any) -> Container:
 def _loaded(container: Container, source: str, on_mismatch: str) -> CompiledModel:
     document = _checked(container.document)
     with ThreadPoolExecutor(1) as pool:
-        # hashing takes as long as all else, and needs no lock of Python
-        whole = pool.submit(container.check_blocks, document["digests"])
+        # the checksums take as long as all else, and needs no lock of Python
+        whole = pool.submit(container.check_blocks, document["checksums"])
         file = _read(container, document)
         differing = file.differing
         if not differing:

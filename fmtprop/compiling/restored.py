@@ -64,9 +64,11 @@ class Restored(Planned):
         self.formatted = graph_of(row["name"], row["structure"], row["nodes"], descs)
         self._read_report(row["report"])
         self._flats = self._read_forms(row["forms"], descs, blocks)
+        readers = self.weights.readers()
         for node in self.formatted.nodes():
             if node.op == "constant" and len(node.results) == 1 and node.descs:
-                make, strides = self.weights.reader(Value(node.name)), _strides(node.descs[0])
+                value, strides = Value(node.name), _strides(node.descs[0])
+                make = readers.get(value) or self.weights.reader(value)
                 self.formatted.constants[node.name] = Deferred(node.results[0], strides, make, fresh=True)
 
     def _read_report(self, report: Mapping[str, Any]) -> None:

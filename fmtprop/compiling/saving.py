@@ -15,7 +15,7 @@ from fmtprop.errors import GraphError, PlanError
 from fmtprop.ir.file import reference_to, spell_floats
 from fmtprop.ir.node import Value
 from fmtprop.layout import MemoryDesc
-from fmtprop.planfile.container import OURS, digest_of, padded, parts, write
+from fmtprop.planfile.container import OURS, checksum_of, padded, parts, write
 from fmtprop.planfile.descs import Descs
 from fmtprop.planfile.environment import environment
 from fmtprop.planfile.rows import rows_of
@@ -88,7 +88,7 @@ def document_of(plans: Sequence[Planned], options: Options, extra: Mapping[str, 
         "options": options_row(options, descs),
         "plans": rows,
         "descs": descs.rows,
-        "digests": [digest_of(block) for block in blocks.padded],
+        "checksums": [checksum_of(block) for block in blocks.padded],
         **extra,
     }
     return document, blocks.padded

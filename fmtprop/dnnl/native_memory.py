@@ -46,7 +46,8 @@ class Memory(Handle[_abi.dnnl_memory_t]):
     def __init__(self, engine: Engine, desc: NativeDesc, pointer: int | None, owner: object = None) -> None:
         out = _abi.dnnl_memory_t()
         status = lib().memory_create(byref(out), desc.handle, engine.handle, pointer)
-        raise_status("dnnl_memory_create", status, f"{desc}; a memory needs a concrete format, not `any`")
+        if status:  # the message would cost more than the call
+            raise_status("dnnl_memory_create", status, f"{desc}; a memory needs a concrete format, not `any`")
         super().__init__(out, lib().memory_destroy)
         self.engine = engine
         self.desc = desc

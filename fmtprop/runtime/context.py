@@ -53,6 +53,11 @@ class Context:
         formats |= {buffer: desc for _, desc, buffer in plan.inputs}
         formats |= {a.buffer: a.desc for _, a in plan.outputs if plan.buffers[a.buffer].home is Home.OUTPUT}
         self._memories = [self._memory(buffer, formats.get(number)) for number, buffer in enumerate(plan.buffers)]
+        #: step -> memory of tensors that it is the last to read
+        self._last: dict[int, list[Memory]] = {}
+        for memory, buffer in zip(self._memories, plan.buffers, strict=True):
+            if buffer.home is Home.TENSOR:
+                self._last.setdefault(buffer.last, []).append(memory)
         #: those with another tensor in each run: the caller's tensors, and tensors that steps make
         self._passing = [
             memory for memory, buffer in zip(self._memories, plan.buffers, strict=True) if buffer.home in _PASSING
@@ -356,9 +361,8 @@ class Context:
 
     def _drops(self, index: int) -> Iterator[tuple[Node, Callable[[], object]]]:
         """Yield functions that drop the tensors that steps made and that no later step reads."""
-        for memory, buffer in zip(self._memories, self.plan.buffers, strict=True):
-            if buffer.home is Home.TENSOR and buffer.last == index:
-                yield self.plan.steps[index].node, memory.clear
+        for memory in self._last.get(index, ()):
+            yield self.plan.steps[index].node, memory.clear
 
     def _joined(self, numbered: Iterable[tuple[int, Bound]]) -> list[Call]:
         """Return the calls of some steps; consecutive native calls become one list.

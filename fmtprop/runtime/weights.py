@@ -158,6 +158,11 @@ class PackedForms:
         """Return the constants that can be read."""
         return {origin for origin, desc in list(self._known) if desc.kind == "blocked"}
 
+    def readers(self) -> dict[Value, Callable[[], torch.Tensor]]:
+        """Return :meth:`reader` of every constant that can be read."""
+        known = list(self._known.items())
+        return {origin: partial(_dense, flat, desc) for (origin, desc), flat in known if desc.kind == "blocked"}
+
     def reader(self, origin: Value) -> Callable[[], torch.Tensor]:
         """Return a function that returns a constant, dense and row-major, from any of its formats.
 
