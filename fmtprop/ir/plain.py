@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fmtprop.errors import FmtpropError, GraphError
@@ -98,9 +97,14 @@ def record_of(cls: type[R], data: object) -> R:
         raise GraphError(f"{cls.__name__}: {error}") from error
 
 
-@lru_cache(maxsize=1024)  # each takes 0.2 ms
+#: class -> types of its fields: to find them takes 0.2 ms
+_KNOWN_HINTS: dict[type, dict[str, Any]] = {}
+
+
 def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
+    if cls not in _KNOWN_HINTS:
+        _KNOWN_HINTS[cls] = get_type_hints(cls)
+    return _KNOWN_HINTS[cls]
 
 
 def frozen(value: Any) -> Any:
