@@ -1,20 +1,38 @@
-"""``fmtprop doctor``: the libraries in use and the missing ones."""
+"""``fmtprop doctor``: the libraries in use and the missing ones, and whether costs predict runs here."""
 
 from __future__ import annotations
 
 import json
+from typing import Annotated
 
 import typer
 
-from fmtprop.cli.arguments import Json
-from fmtprop.cli.console import FAILED, emit
+from fmtprop.cli.arguments import Dtype, Json, Threads
+from fmtprop.cli.console import FAILED, USAGE, emit, failing, progress
 
 
-def doctor(as_json: Json = False) -> None:
+def doctor(
+    costs: Annotated[
+        str | None,
+        typer.Option(
+            "--costs",
+            metavar="MODEL",
+            help="Compile and run a model, and show how its costs predict the run: in all, and step by step.",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Dtype = "f32",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
     """Show the libraries in use and the missing ones.
 
     Shows the oneDNN library, the instruction set, and packages to install. Exits with 1 if oneDNN cannot be used.
+    With --costs, shows the costs of a model over its times on this machine instead.
     """
+    if costs is not None:
+        _show_costs(costs, dtype, threads, as_json)
+        return
     from fmtprop.dnnl.doctor import diagnose
     from fmtprop.jit import no_tiles, unavailable
 
@@ -29,3 +47,18 @@ def doctor(as_json: Json = False) -> None:
             emit(f"{name:<16} {f'no: {reason}' if reason else 'yes'}")
     if not diagnosis.ok:
         raise typer.Exit(FAILED)
+
+
+def _show_costs(model: str, dtype: str, threads: int | None, as_json: bool) -> None:
+    """Compile a model, run it, and print its costs over its times."""
+    with progress():
+        from fmtprop.api import Options, compile_graph
+        from fmtprop.frontends import load
+        from fmtprop.report.predictions import Predictions
+        from fmtprop.runtime.process import use_threads
+
+        with failing(USAGE):
+            options, graph = Options(dtype=dtype), load(model)
+        use_threads(threads)
+        found = Predictions.of(compile_graph(graph, options))
+    emit(json.dumps(found.to_dict(), indent=1) if as_json else found.to_text())

@@ -170,7 +170,7 @@ class Report:
         """
         times = net.profile(repeats=repeats)
         timeline = tuple(net.timeline())
-        seconds = _whole_run(net, repeats)
+        seconds = whole_run(net, repeats)
         plan = net.plan
         steps = tuple(_step_row(step, t) for step, t in zip(plan.steps, times, strict=True))
         reorders = rows_of_run(net, times)
@@ -338,7 +338,8 @@ class Report:
         return report_text(self)
 
 
-def _whole_run(net: Compiled, repeats: int) -> float:
+def whole_run(net: Compiled, repeats: int) -> float:
+    """Return the median seconds of a run, after two that do not count."""
     inputs = net.random_inputs()
     times = []
     for _ in range(repeats + 2):

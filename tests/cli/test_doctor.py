@@ -36,3 +36,18 @@ def test_no_library_is_code_1_and_says_what_to_install(capsys, monkeypatch):
     code, out, _ = fmtprop(capsys, "doctor")
     assert code == 1
     assert "oneDNN           not usable" in out and "pip install" in out
+
+
+def test_costs_beside_times(capsys):
+    code, out, _ = fmtprop(capsys, "doctor", "--costs", "residual", "--json")
+    data = json.loads(out)
+    assert code == 0 and data["model"] == "residual" and data["precision"] == "f32"
+    assert data["seconds"] > 0 and data["cost_seconds"] > 0 and data["median"] > 0
+    assert max(data["worst"], 1 / data["worst"]) >= max(data["median"], 1 / data["median"])
+    code, out, _ = fmtprop(capsys, "doctor", "--costs", "residual")
+    assert code == 0 and out.startswith("residual, f32: modelled costs ") and "\nthe worst " in out
+
+
+def test_costs_of_no_model_are_a_wrong_use(capsys):
+    code, _, err = fmtprop(capsys, "doctor", "--costs", "no-such-model")
+    assert code == 2 and "no-such-model" in err
