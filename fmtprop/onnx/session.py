@@ -5,6 +5,7 @@ A thin layer over :class:`~fmtprop.compiling.compiled.CompiledModel`. It must no
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,14 +20,19 @@ from fmtprop.compiling.options import Options
 from fmtprop.compiling.plans import Plans
 from fmtprop.compiling.shapes import Shapes
 from fmtprop.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
-from fmtprop.frontends.onnx import open_program
+from fmtprop.frontends.onnx import deciding_inputs, open_program
 from fmtprop.onnx.arrays import NodeArg, node_arg, value_of, written
 from fmtprop.runtime.threads import on_cpu
 
 #: number of plans that a session keeps, the most recently used ones
 MAX_SHAPES: Final = 8
 
+_LOG: Final = logging.getLogger("fmtprop")
+
 _Shapes = tuple[tuple[int, ...], ...]
+
+#: the shapes of all inputs, and the numbers of those that decide which nodes run
+_Case = tuple[tuple[int | tuple[int, ...], ...], ...]
 
 
 @dataclass(frozen=True)
@@ -55,9 +61,11 @@ class ModelMetadata:
 class InferenceSession:
     """An ONNX model that is run by names.
 
-    A plan is made for each set of shapes, and the last 8 are kept. A model that a plan cannot express (shapes that
-    depend on data, sequences, strings) runs node by node in PyTorch, and :attr:`reason` says why. A model with 16-bit
-    float inputs also does, with PyTorch's rounding.
+    A plan is made for each set of shapes, and the last 8 are kept. If a scalar input (a whole number, a boolean)
+    decides which branch is taken or how often a loop runs, there is a plan for each of its values, of those nodes
+    alone; with more than `max_shapes` values, it is an input like others. A model that a plan cannot express (shapes
+    that depend on data, sequences, strings) runs node by node in PyTorch: a warning in the log "fmtprop" and
+    :attr:`reason` say why. A model with 16-bit float inputs also does, with PyTorch's rounding.
 
     Parameters
     ----------
@@ -116,7 +124,11 @@ class InferenceSession:
         self._options = Options(**{name: value for name, value in options.items() if value is not None})
         tensors = self._program.body.constants.values()
         self._shared = Shapes(tensors)
-        self._plans: Plans[_Shapes, CompiledModel] = Plans(max_shapes)
+        self._plans: Plans[_Case, CompiledModel] = Plans(max_shapes)
+        self._max_shapes = max_shapes
+        #: names of the inputs that decide which nodes run, and the values that they had
+        self._deciding = deciding_inputs(self._program)
+        self._decided: set[_Case] = set()
         #: the reason for running node by node; None if the model is planned
         self.reason: str | None = None
         self._inputs = [node_arg(info) for info in self._program.inputs]
@@ -124,8 +136,8 @@ class InferenceSession:
         self._is_fixed = all(isinstance(size, int) for arg in self._inputs for size in arg.shape)
         narrow = [arg.name for arg in self._inputs if arg.type in ("tensor(float16)", "tensor(bfloat16)")]
         if narrow:
-            self.reason = f"input {narrow[0]} is of 16-bit floats, which PyTorch rounds as ONNX does"
-        elif self._is_fixed:
+            self._leave(f"input {narrow[0]} is of 16-bit floats, which PyTorch rounds as ONNX does")
+        elif self._is_fixed and not self._deciding:
             self._plan(tuple(tuple(int(size or 0) for size in arg.shape) for arg in self._inputs))
 
     def get_inputs(self) -> list[NodeArg]:
@@ -145,8 +157,8 @@ class InferenceSession:
         return ["CPUExecutionProvider"]
 
     @property
-    def plans(self) -> dict[_Shapes, CompiledModel]:
-        """The plans that are kept, by the shapes of all inputs."""
+    def plans(self) -> dict[_Case, CompiledModel]:
+        """The plans that are kept, by the shapes of all inputs; of inputs that are fixed, with their values."""
         return dict(zip(self._plans, self._plans.values(), strict=True))
 
     @property
@@ -211,7 +223,8 @@ class InferenceSession:
             return [
                 written(result, bound.get(arg.name), arg) for result, arg in zip(results, self._outputs, strict=True)
             ]
-        args = [values[arg.name] for arg in self._inputs]
+        fixed = self._fixed(values)
+        args = [values[arg.name] for arg in self._inputs if arg.name not in fixed]
         if bound and len(bound) == len(self._outputs):
             out = [torch.from_numpy(bound[arg.name]) for arg in self._outputs]
             made = plan(*args, out=out if len(out) > 1 else out[0])
@@ -241,29 +254,43 @@ class InferenceSession:
             return None
         if not all(isinstance(value, torch.Tensor) for value in values.values()) or set(values) != set(self._names()):
             return None
-        return self._plan(tuple(tuple(values[name].shape) for name in self._names()))
+        return self._plan(tuple(tuple(values[name].shape) for name in self._names()), self._fixed(values))
+
+    def _fixed(self, values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the inputs that decide which nodes run, if they do not have another value in each call."""
+        if not self._deciding or any(values[name].numel() != 1 for name in self._deciding):
+            return {}
+        fixed = {name: values[name] for name in self._deciding}
+        self._decided.add(_values_of(fixed))
+        return fixed if len(self._decided) <= self._max_shapes else {}
+
+    def _leave(self, reason: str) -> None:
+        """Run node by node from now on, and say so."""
+        self.reason = reason
+        _LOG.warning("%s runs node by node in PyTorch, without a plan: %s", self._program.name, reason)
 
     def _names(self) -> list[str]:
         return [arg.name for arg in self._inputs]
 
-    def _plan(self, shapes: _Shapes) -> CompiledModel | None:
+    def _plan(self, shapes: _Shapes, fixed: Mapping[str, torch.Tensor] | None = None) -> CompiledModel | None:
+        fixed = fixed or {}
         from fmtprop.frontends.onnx.graph import graph_of
         from fmtprop.frontends.onnx.program import ContradictionError, LimitError, OperandsError
 
         def make() -> CompiledModel:
             with on_cpu():
-                graph = graph_of(self._program, dict(zip(self._names(), shapes, strict=True)))
+                graph = graph_of(self._program, dict(zip(self._names(), shapes, strict=True)), fixed)
                 options = replace(self._options, confirm=False) if len(self._plans) else self._options
                 return compile_graph(graph, options, shapes=self._shared)
 
         try:
-            return self._plans.get(shapes, make)
+            return self._plans.get((*shapes, *_values_of(fixed)), make)
         except (ContradictionError, LimitError):
             raise
         except (ImportModelError, ShapeError) as error:
             if self._is_fixed and isinstance(error, OperandsError):
                 raise  # no inputs make this node run
-            self.reason = str(error)
+            self._leave(str(error))
             return None
 
     # ------------------------------------------------------------------ names and arrays
@@ -288,6 +315,10 @@ class InferenceSession:
         if missing:
             raise InputError(f"input {missing[0]} is missing; the model's inputs are {', '.join(args)}")
         return {name: value_of(value, args.get(name)) for name, value in feed.items()}
+
+
+def _values_of(fixed: Mapping[str, torch.Tensor]) -> _Case:
+    return tuple((int(value.item()), tuple(value.shape)) for value in fixed.values())
 
 
 class IOBinding:

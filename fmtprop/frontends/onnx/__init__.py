@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fmtprop.frontends.onnx.program import Program
     from fmtprop.ir.graph import Graph
 
-__all__ = ["from_onnx", "is_onnx", "open_program", "save_onnx"]
+__all__ = ["deciding_inputs", "from_onnx", "is_onnx", "open_program", "save_onnx"]
 
 
 def is_onnx(model: object) -> bool:
@@ -32,6 +32,13 @@ def is_onnx(model: object) -> bool:
     if isinstance(model, str | os.PathLike):
         return os.fspath(model)[-5:].lower() in (".onnx", b".onnx")
     return isinstance(model, bytes) or type(model).__module__.partition(".")[0] == "onnx"
+
+
+def deciding_inputs(program: Program) -> tuple[str, ...]:
+    """Return the scalar inputs of a program that decide which of its nodes run."""
+    from fmtprop.frontends.onnx import deciding
+
+    return deciding.deciding_inputs(program)
 
 
 def from_onnx(source: object, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:

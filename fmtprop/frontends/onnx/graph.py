@@ -103,7 +103,11 @@ def _declared(name: str, dims: tuple[int | str | None, ...] | None) -> tuple[int
     )
 
 
-def graph_of(program: Program, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
+def graph_of(
+    program: Program,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    fixed: Mapping[str, torch.Tensor] | None = None,
+) -> Graph:
     """Import a program as a graph.
 
     Parameters
@@ -112,6 +116,8 @@ def graph_of(program: Program, shapes: Mapping[str, Sequence[int]] | None = None
         The model, ready to run.
     shapes : mapping of str to sequence of int, optional
         Dimensions of inputs with dynamic axes.
+    fixed : mapping of str to torch.Tensor, optional
+        Values of inputs that become constants; the graph does not have these inputs.
 
     Returns
     -------
@@ -134,7 +140,10 @@ def graph_of(program: Program, shapes: Mapping[str, Sequence[int]] | None = None
         )
     recording = Recording()
     inputs: dict[str, Traced] = {}
+    fixed = fixed or {}
     for info in infos:
+        if info.name in fixed:
+            continue
         dims = fixed_dims(info, wanted)
         number = info.type.tensor_type.elem_type
         dtype = torch_dtype(number, f"input {info.name}")
@@ -142,7 +151,7 @@ def graph_of(program: Program, shapes: Mapping[str, Sequence[int]] | None = None
             raise ImportModelError(f"input {info.name} is {type_name(number)}; a graph's inputs are real")
         inputs[info.name] = recording.input(dims, dtype)
     with held_back(), torch.no_grad(), recording.on():
-        results = program.trace(inputs, recording)
+        results = program.trace({**inputs, **fixed}, recording)
     try:
         with torch._C.DisableTorchFunctionSubclass():  # from here on, nothing is recorded
             _check_outputs(program, results)

@@ -80,6 +80,7 @@ def _checked(model: onnx.ModelProto, name: str, folder: Path | None = None, own:
     """Check a model, and take its weights out."""
     check_structure(model, name)
     _drop_metadata(model)
+    _forget_sizes(model)
     _constants_as_initialisers(model)
     weights = _take_weights(model, ExternalData(folder, name), own, name)
     whole, model = model, onnx.ModelProto()
@@ -97,6 +98,18 @@ def _drop_metadata(model: onnx.ModelProto) -> None:
     """Remove the notes of exporters on nodes, such as stack traces: they are most of the bytes of some models."""
     for node in model.graph.node:
         node.ClearField("metadata_props")
+
+
+def _forget_sizes(model: onnx.ModelProto) -> None:
+    """Let axes of the size -1 or 0 in declared types be unknown, as exporters mean them (Paddle's); others stay."""
+    graphs: list[Any] = [model.graph]
+    while graphs:
+        graph = graphs.pop()
+        for info in (*graph.input, *graph.output, *graph.value_info):
+            for dim in info.type.tensor_type.shape.dim if info.type.HasField("tensor_type") else ():
+                if dim.HasField("dim_value") and dim.dim_value <= 0:
+                    dim.ClearField("dim_value")
+        graphs += [one for node in graph.node for at in node.attribute for one in (at.g, *at.graphs) if len(one.node)]
 
 
 def _inlined(model: onnx.ModelProto, name: str) -> onnx.ModelProto:

@@ -230,7 +230,7 @@ def _check_type(type_: onnx.TypeProto, where: str, depth: int) -> None:
         if len(dims) > limits.AXES:
             raise ImportModelError(f"{where} has {len(dims)} axes; {limits.AXES} are allowed")
         for axis, dim in enumerate(dims):
-            if not 0 <= dim.dim_value <= limits.AXIS_ELEMENTS:
+            if dim.dim_value > limits.AXIS_ELEMENTS:
                 raise ImportModelError(f"{where}: axis {axis} has size {dim.dim_value}")
             if len(dim.dim_param) > limits.NAME_CHARACTERS:
                 _check_names((dim.dim_param,), where)

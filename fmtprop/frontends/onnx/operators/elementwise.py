@@ -106,10 +106,11 @@ def _shrink(x: Tensor, *, lambd: float = 0.5, bias: float = 0.0) -> Tensor:
 
 
 def _prelu(x: Tensor, slope: Tensor) -> Tensor:
-    per_channel = x.ndim > 1 and slope.ndim == x.ndim - 1 and slope.numel() in (1, x.shape[1])
-    if per_channel and slope.shape[0] == slope.numel() and x.is_floating_point():
-        return F.prelu(x, slope.reshape(-1))
-    return torch.where(x < 0, x * slope, x)
+    if not x.is_floating_point() or slope.ndim > x.ndim:
+        return torch.where(x < 0, x * slope, x)
+    if slope.numel() == 1:
+        return F.prelu(x, slope.reshape(1))
+    return torch._prelu_kernel(x, slope.reshape((1,) * (x.ndim - slope.ndim) + slope.shape))
 
 
 def _swish(x: Tensor, *, alpha: float = 1.0) -> Tensor:
