@@ -57,8 +57,8 @@ class Compilation(Planned):
         holds all weights twice.
     shared : SharedForms, optional
         Packed forms of the model's tensors that plans for other shapes have.
-    sibling : Graph, optional
-        The formatted graph of another shape: its choices are taken where they are possible.
+    sibling : Entrant, optional
+        The plan of another shape: its choices are taken where they are possible.
 
     Attributes
     ----------
@@ -84,11 +84,14 @@ class Compilation(Planned):
         Time that each stage took.
     weights : PackedForms
         The constants, as plans for any number of threads have them.
+    kept : Entrant
+        The formatted graph, and how it was made.
     is_like_another_shape : bool
         Whether the plan has the choices of another shape's plan.
     """
 
     normal: Graph
+    kept: Entrant
 
     def __init__(
         self,
@@ -97,7 +100,7 @@ class Compilation(Planned):
         *,
         owned: bool = False,
         shared: SharedForms | None = None,
-        sibling: Graph | None = None,
+        sibling: Entrant | None = None,
     ) -> None:
         super().__init__(options, PackedForms(shared), owned=owned)
         self.imported = imported
@@ -193,6 +196,7 @@ class Compilation(Planned):
         for key, winner in chosen.verdict.items():
             self._store.remember(key, winner)
         self.plan, self.formatted, self.certificate, self.race = plan, graph, chosen.certificate, chosen.race
+        self.kept = chosen.kept
         self.dropped = self._attempts.settle(self.normal.name, name, 8)
         self.is_like_another_shape = name == OTHER_SHAPE
 

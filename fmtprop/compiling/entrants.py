@@ -25,9 +25,10 @@ from fmtprop.passes.base import Pass, Pipeline
 from fmtprop.passes.mark_grids import MarkGrids
 from fmtprop.passes.optimal import Certificate, OptimalFormats, expansions, price, resolve_pins
 from fmtprop.passes.optimal.assign import MOST_SECONDS
-from fmtprop.passes.optimal.variants import FUSIONS, OF_GRAPH, Variant
+from fmtprop.passes.optimal.variants import EXPANSIONS, FUSIONS, OF_GRAPH, Variant
 from fmtprop.passes.release_sums import ReleaseSums
 from fmtprop.passes.same_choices import SameChoices
+from fmtprop.passes.same_expansions import expand_alike
 from fmtprop.passes.target import Candidate, Setting
 from fmtprop.tuning import TunedCosts
 from fmtprop.tuning.identity import persistent_text
@@ -75,11 +76,14 @@ class Entrant:
         The formatted graph.
     certificate : Certificate, optional
         Certificate of its costs.
+    rewrite : Pass, optional
+        The rewrite of the normal graph before its formats were chosen.
     """
 
     name: str
     graph: Graph
     certificate: Certificate | None = None
+    rewrite: Pass | None = None
 
     @cached_property
     def key(self) -> str:
@@ -236,7 +240,7 @@ class Entrants:
             return derived
         verify(rewritten, Stage.IMPORTED)
         try:
-            solved = self._first(name, rewritten, variant.pins(self._normal))
+            solved = self._first(name, rewritten, variant.pins(self._normal), variant.rewrite)
         except UnsupportedOpError:  # no kernel supports the rewritten graph: this is not a failure
             return derived
         # a solution may be worse where the solver had too little time
@@ -252,16 +256,27 @@ class Entrants:
             return None
         verify(graph, Stage.FORMATTED)
         cost = price(graph, self._costs)
-        return Entrant(name, graph, replace(best.certificate, objective=cost, bound=0.0, gap=1.0))
+        return Entrant(name, graph, replace(best.certificate, objective=cost, bound=0.0, gap=1.0), variant.rewrite)
 
-    def _first(self, name: str, normal: Graph, pins: Mapping[str, MemoryDesc] | None = None) -> Entrant:
-        start, solutions = thread_time(), self._solved(normal, name, DIRECT, pins=pins)
+    def _first(
+        self,
+        name: str,
+        normal: Graph,
+        pins: Mapping[str, MemoryDesc] | None = None,
+        rewrite: Pass | None = None,
+    ) -> Entrant:
+        start, solutions = thread_time(), self._solved(normal, name, DIRECT, pins=pins, rewrite=rewrite)
         best, self._behind[name] = next(solutions), solutions
         self.seconds = self.seconds or thread_time() - start
         return best
 
     def _solved(
-        self, normal: Graph, *names: str, pins: Mapping[str, MemoryDesc] | None = None, composed: bool = True
+        self,
+        normal: Graph,
+        *names: str,
+        pins: Mapping[str, MemoryDesc] | None = None,
+        composed: bool = True,
+        rewrite: Pass | None = None,
     ) -> Iterator[Entrant]:
         """Yield the best entrant by cost, then the best one without expansions, if it differs."""
         if self._costs is None:
@@ -284,7 +299,7 @@ class Entrants:
         baseline = Graph(prepared.name) if usual is None else usual.graph if prepared is self._normal else None
         for name, (formatted, certificate) in zip(names, solver.solutions(prepared, ways, baseline), strict=False):
             verify(formatted, Stage.FORMATTED)
-            yield Entrant(name, formatted, replace(certificate, propagate=self._propagate))
+            yield Entrant(name, formatted, replace(certificate, propagate=self._propagate), rewrite)
 
     def _solver_seconds(self, run: float) -> float:
         """Return the time for the solver, which needs it only for wide problems."""
@@ -307,26 +322,27 @@ def greedy(policy: str, normal: Graph, setting: Setting) -> Entrant:
     return Entrant(policy, graph)
 
 
-def like_another_shape(normal: Graph, formatted: Graph, setting: Setting, costs: TunedCosts) -> Entrant | None:
+def like_another_shape(normal: Graph, other: Entrant, setting: Setting, costs: TunedCosts) -> Entrant | None:
     """Return the entrant with the choices of another shape's plan; None where they are impossible.
 
     Parameters
     ----------
     normal : Graph
         A normal graph.
-    formatted : Graph
-        The formatted graph of another shape of the model.
+    other : Entrant
+        The plan of another shape of the model.
     setting : Setting
         Who runs it.
     costs : TunedCosts
-        Costs for reports.
+        Costs of nodes that cannot run as for the other shape, and for reports.
     """
-    prepared = normal
+    prepared = normal if other.rewrite is None else other.rewrite.run(normal)
     for step in _PREPARE:
         prepared = step.run(prepared)
+    prepared = expand_alike(prepared, other.graph, [variant.rewrite for variant in EXPANSIONS])
     fusions = tuple(fusion.rewrite for fusion in FUSIONS)
     try:
-        graph = SameChoices(formatted, setting, costs, fusions).run(prepared)
+        graph = SameChoices(other.graph, setting, costs, fusions).run(prepared)
     except PassError as error:
         _LOG.info("model %s is planned anew: %s", normal.name, error)
         return None

@@ -96,8 +96,8 @@ class Selection:
         Where the costs of the `optimal` assignment came from.
     readers : list of Node
         Nodes for which a wrong primitive packed an operand.
-    sibling : Graph or None
-        The formatted graph of another shape. Its choices come first, and are tried once.
+    sibling : Entrant or None
+        The plan of another shape. Its choices come first, and are tried once.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Selection:
         self._budget = budget
         self.tuning: Tuning | None = None
         self.readers: list[Node] = []
-        self.sibling: Graph | None = None
+        self.sibling: Entrant | None = None
         #: asked by `optimal`, at each attempt: they know the measured figures, and the rest of the time for measuring
         self._costs: TunedCosts | None = None
         #: whether a run was so fast that the machine's peaks were measured again
@@ -214,10 +214,10 @@ class Selection:
             ran = self._store.learned(_run_key(kept))
         return found and replace(found, run=ran or 0.0, corrected=self._corrections > 0)
 
-    def _like(self, formatted: Graph) -> Entrant | None:
+    def _like(self, other: Entrant) -> Entrant | None:
         self._costs = self._costs or self._new_costs()
         setting = setting_for(self._target, self._options.boundary, self._fallback)
-        return like_another_shape(self._normal, formatted, setting, self._costs)
+        return like_another_shape(self._normal, other, setting, self._costs)
 
     def rivals(self) -> Entrants:
         """Return the entrants; readers without any right packing get other implementations."""

@@ -8,6 +8,7 @@ from math import inf
 import torch
 
 from fmtprop.compiling.compilation import Compilation
+from fmtprop.compiling.entrants import Entrant
 from fmtprop.ir.graph import Graph
 from fmtprop.runtime.weights import SharedForms
 
@@ -16,7 +17,7 @@ from fmtprop.runtime.weights import SharedForms
 #: their own, 1.08 for 16, 1.14 for 8
 _SIMILAR = 8.0
 
-#: formatted graphs that are kept; the oldest goes first
+#: plans whose choices are kept; the oldest goes first
 _MOST = 8
 
 
@@ -31,20 +32,20 @@ class Shapes:
 
     def __init__(self, tensors: Iterable[object]) -> None:
         self.forms = SharedForms(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
-        #: sizes of the inputs, and the formatted graph, of shapes with choices of their own
-        self._chosen: list[tuple[tuple[int, ...], Graph]] = []
+        #: sizes of the inputs, and the plan, of shapes with choices of their own
+        self._chosen: list[tuple[tuple[int, ...], Entrant]] = []
 
-    def nearest(self, imported: Graph) -> Graph | None:
-        """Return the formatted graph of the most similar shape; None where no shape is similar enough."""
+    def nearest(self, imported: Graph) -> Entrant | None:
+        """Return the plan of the most similar shape; None where no shape is similar enough."""
         sizes = _sizes(imported)
-        similar = [(_distance(sizes, others), graph) for others, graph in self._chosen]
-        distance, graph = min(similar, key=lambda one: one[0], default=(inf, None))
-        return graph if distance <= _SIMILAR else None
+        similar = [(_distance(sizes, others), plan) for others, plan in self._chosen]
+        distance, plan = min(similar, key=lambda one: one[0], default=(inf, None))
+        return plan if distance <= _SIMILAR else None
 
     def note(self, compilation: Compilation) -> None:
         """Take note of a finished compilation."""
         if not compilation.is_like_another_shape:
-            self._chosen = [*self._chosen, (_sizes(compilation.imported), compilation.formatted)][-_MOST:]
+            self._chosen = [*self._chosen, (_sizes(compilation.imported), compilation.kept)][-_MOST:]
 
 
 def _sizes(imported: Graph) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ if a format cannot express the view (SPEC M8).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -145,7 +145,7 @@ class Assignment:
         if rule is None:
             raise GraphError(f"{node.label} has no view rule")
         refusal = ""
-        for desc in dict.fromkeys((tensor.desc, dense(tensor.desc), plain(tensor.desc))):
+        for desc in dict.fromkeys(self._view_formats(node, tensor)):
             try:
                 result = rule(node.attrs, desc, node.results[0])
                 if not can_be_read(result, self.setting.target, self.setting.fallback):
@@ -163,6 +163,10 @@ class Assignment:
         value = self._convert(tensor, candidate.operands["src"], node, "src")
         reason = f"no format takes this view, copied instead: {refusal}"
         self._place(node, {"src": value}, candidate.results, candidate.choice(reason))
+
+    def _view_formats(self, node: Node, tensor: Placed) -> Iterable[MemoryDesc]:
+        """Return the formats in which a view may read its source, the best first."""
+        return tensor.desc, dense(tensor.desc), plain(tensor.desc)
 
     def _visit_op(self, node: Node) -> None:
         operands = self._operands(node)

@@ -1,29 +1,40 @@
-"""The formats and implementations of a graph for another graph that differs only in sizes.
+"""The formats and implementations of a graph for another graph of the same model, with other sizes.
 
-A model has a graph for each shape of its inputs. Owns the transfer of one graph's choices to another; asks a target
-only whether it can do the same, and decides nothing.
+A model has a graph for each shape of its inputs. The new graph is walked as any greedy policy walks it, and each node
+takes what the node of its name has in the other shape's formatted graph. A node that cannot have it for its sizes gets
+the cheapest way in these formats, alone. The other graph is advice: what is computed comes from the new graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
+from math import inf
 from typing import ClassVar
 
 from fmtprop.errors import FormatError, PassError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Choice, Node, Value
-from fmtprop.ir.op import opdef
-from fmtprop.ir.ports import result_names
+from fmtprop.ir.op import Category, opdef
+from fmtprop.ir.ports import Role, ports, result_names
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.assign import desc_of_constant
-from fmtprop.passes.formats import describe, like, plain, unspecified
-from fmtprop.passes.target import Candidate, Costs, Request, Setting, can_be_read
+from fmtprop.layout.parts import in_place_parts
+from fmtprop.ops.concat import Concat
+from fmtprop.passes.assign import AssignFormats, Assignment, Placed
+from fmtprop.passes.formats import like, unspecified
+from fmtprop.passes.target import Candidate, Costs, Request, Setting, free_request
 
 #: from the last of several nodes to one node that replaces them, its operands, and their names
 Fusion = Callable[[Graph, Node], "tuple[Node, dict[str, Value], tuple[str, ...]] | None"]
+
+#: implementations of a request that a local choice compares: the library's first ones are its fastest
+_COMPARED = 3
+
+#: share of the compute-intensive nodes that may choose for themselves; beyond it, the whole graph is solved anew
+_MOST_LOCAL = 0.5
 
 
 @dataclass(frozen=True)
@@ -37,14 +48,14 @@ class SameChoices:
     setting : Setting
         Who runs the graph.
     costs : Costs
-        Costs that reports show.
+        Costs of local choices, and those that reports show.
     fusions : sequence of callable
         Replacements of several nodes by one that an assignment may have chosen.
 
     Notes
     -----
-    Requires a normal graph, returns a formatted one. It raises PassError where the graphs differ in more than sizes, or
-    where a choice is impossible for the new sizes.
+    Requires a normal graph, returns a formatted one. It raises PassError where the graphs have other inputs or outputs,
+    or where most compute-intensive nodes would have to choose for themselves.
     """
 
     name: ClassVar[str] = "same-choices"
@@ -62,133 +73,218 @@ class SameChoices:
             raise PassError(f"pass {self.name}: {error}") from error
 
 
-def _origin(graph: Graph, value: Value) -> Value:
-    """Return the value before all changes of format and data type."""
-    while graph.node(value.node).op == "reorder":
-        value = graph.inputs(value.node)["src"]
-    return value
+class _Transfer(Assignment):
+    """A greedy walk whose policy is another shape's graph."""
 
-
-class _Transfer:
     def __init__(self, spec: SameChoices, graph: Graph) -> None:
-        self.spec, self.setting, self.source = spec, spec.setting, graph
-        self.out = Graph(graph.name, graph.structure)
+        super().__init__(AssignFormats("propagate", spec.setting), graph)
+        self.costs, self.formatted = spec.costs, spec.formatted
+        #: node -> the node that computes it and others, its operands, and the nodes that it computes
+        self.fused = {node.name: found for node in graph.nodes() if (found := self._fusion(node, spec.fusions))}
+        #: nodes that wait for the last one of their fusion
+        self.waiting = {name for _, _, covers in self.fused.values() for name in covers[:-1]}
         #: node without its name, request, choice -> the answer to equal nodes
-        self._known: dict[object, Candidate] = {}
+        self.known: dict[object, Candidate | None] = {}
+        #: compute-intensive nodes, and those of them that chose for themselves
+        self.compute, self.local = 0, 0
 
     def run(self) -> Graph:
-        formatted = self.spec.formatted
         for mine, others in (
-            (self.source.input_nodes, formatted.input_nodes),
-            (self.source.output_nodes, formatted.output_nodes),
+            (self.source.input_nodes, self.formatted.input_nodes),
+            (self.source.output_nodes, self.formatted.output_nodes),
         ):
             if [node.name for node in mine] != [node.name for node in others]:
                 raise PassError(f"graph {self.source.name} has other inputs or outputs than the other shape's")
-        for node in formatted.nodes():
-            self._visit(node)
-        return self.out
+        out = super().run()
+        if self.local > _MOST_LOCAL * self.compute:
+            raise PassError(f"{self.local} of {self.compute} compute-intensive nodes cannot run as for the other shape")
+        return out
 
-    def _visit(self, other: Node) -> None:
-        inputs = self.spec.formatted.inputs(other.name)
-        given = {name: self.out.desc_of(value) for name, value in inputs.items()}
-        if other.choice is None:
-            raise PassError(f"{other.label} has no choice")
-        if other.is_boundary:
-            self._add_boundary(other, other.choice, inputs, given)
+    # ------------------------------------------------------------------ kinds of node
+
+    def _visit(self, node: Node) -> None:
+        if node.name in self.waiting:
             return
-        node = self._counterpart(other, inputs, given)
-        if other.choice.target != "view":
-            candidate = self._same(node, other, other.choice, given)
-            choice = replace(candidate.choice("as for another shape"), cost=self._cost(node, candidate))
-            self.out.add(node.with_(descs=candidate.results, choice=choice), inputs)
+        fusion = self.fused.get(node.name)
+        if fusion is None:
+            super()._visit(node)
             return
-        rule = opdef(node.op).view
-        if other.choice.impl != "view" or rule is None:
-            raise PassError(f"{node.label} depends on its neighbours: {other.choice.impl}")
-        desc = rule(node.attrs, given["src"], node.results[0])
-        if not can_be_read(desc, self.setting.target, self.setting.fallback):
-            raise PassError(f"{node.label}: {describe(desc)} cannot be read")
-        self.out.add(node.with_(descs=(desc,), choice=replace(other.choice, operands=given)), inputs)
+        one, inputs, covers = fusion
+        tensors = {name: self.tensors[value] for name, value in inputs.items()}
+        candidate = self._same(one, tensors)
+        if candidate is not None:
+            self._settle(one, tensors, candidate, "as for another shape")
+            return
+        for name in covers:
+            super()._visit(self.source.node(name))
 
-    def _add_boundary(self, other: Node, choice: Choice, inputs: Mapping[str, Value], given: Request) -> None:
-        if other.name not in self.source or self.source.node(other.name).op != other.op:
-            raise PassError(f"{other.label} is not in the graph")
-        self._check_origins(other, inputs, self.source.inputs(other.name))
-        node, boundary = self.source.node(other.name), self.setting.boundary
-        descs: tuple[MemoryDesc, ...] = ()
-        if node.op == "input":
-            descs = (boundary.get(node.name, MemoryDesc(node.results[0].dims, node.results[0].dtype)),)
-        elif node.op == "constant":
-            self.out.constants[node.name] = self.source.constants[node.name]
-            descs = (desc_of_constant(node, self.source.constants[node.name]),)
-        elif given["src"] != boundary.get(node.name, plain(given["src"])):
-            raise PassError(f"{node.label} reads {describe(given['src'])}")
-        self.out.add(node.with_(descs=descs, choice=replace(choice, operands=dict(given))), inputs)
+    def _view_formats(self, node: Node, tensor: Placed) -> Iterable[MemoryDesc]:
+        usual = super()._view_formats(node, tensor)
+        wanted = [moved for moved in self._wanted(node, {"src": tensor}).values() if moved.dtype is tensor.desc.dtype]
+        return (*wanted, *usual)
 
-    def _counterpart(self, other: Node, inputs: Mapping[str, Value], given: Request) -> Node:
-        """Return the node of this graph that a node of the other formatted graph stands for."""
-        if other.name not in self.source:
-            if other.op != "reorder":
-                raise PassError(f"{other.label} is a part of a node that runs as several")
-            return other.with_(results=(TensorType(given["src"].dims, other.results[0].dtype),))
-        node = self.source.node(other.name)
-        found = [(node, self.source.inputs(node.name))]
-        fusions = () if node.is_boundary else self.spec.fusions
-        found += [(pair[0], pair[1]) for fusion in fusions if (pair := fusion(self.source, node)) is not None]
-        for one, operands in found:
-            same = (one.op, *(post_op.op for post_op in one.post_ops)) == (other.op, *(p.op for p in other.post_ops))
-            if same and operands.keys() == inputs.keys():
-                self._check_origins(other, inputs, operands)
-                return one
-        raise PassError(f"{node.label} is not {other.op} with operands {', '.join(inputs)}")
+    def _visit_op(self, node: Node) -> None:
+        tensors = self._operands(node)
+        is_compute = opdef(node.op).category is Category.COMPUTE
+        self.compute += is_compute
+        candidate, reason = self._in_place(node, tensors) or self._same(node, tensors), "as for another shape"
+        if candidate is None:
+            self.local += is_compute
+            candidate, reason = self._local(node, tensors), "the other shape's way is impossible: cheapest by itself"
+        if candidate is None:
+            candidate, reason = self._decide(node, {name: tensor.desc for name, tensor in tensors.items()})
+        self._settle(node, tensors, candidate, reason)
 
-    def _check_origins(self, other: Node, inputs: Mapping[str, Value], operands: Mapping[str, Value]) -> None:
-        """Refuse a node that reads the results of other nodes here."""
-        for name, value in inputs.items():
-            if _origin(self.spec.formatted, value) != _origin(self.source, operands[name]):
-                raise PassError(f"{other.label}.{name} is {operands[name]} here, {value} in the other shape's graph")
+    def _settle(self, node: Node, tensors: Mapping[str, Placed], candidate: Candidate, reason: str) -> None:
+        candidate = self._at_their_places(candidate, tensors)
+        inputs = {n: self._convert(tensor, candidate.operands[n], node, n) for n, tensor in tensors.items()}
+        choice = replace(candidate.choice(reason), cost=self._cost(node, candidate))
+        self._place(node, inputs, candidate.results, choice)
 
-    def _same(self, node: Node, other: Node, choice: Choice, given: Request) -> Candidate:
-        """Return the same way to run a node."""
-        wanted = tuple(_moved(desc, type_) for desc, type_ in zip(other.descs, node.results, strict=True))
+    # ------------------------------------------------------------------ the other graph's advice
+
+    def _fusion(self, node: Node, fusions: Sequence[Fusion]) -> tuple[Node, dict[str, Value], tuple[str, ...]] | None:
+        """Return the node that computed this one and others in the other graph."""
+        if node.is_boundary or node.name not in self.formatted:
+            return None
+        other = self.formatted.node(node.name)
+        if _kind(other) == _kind(node):
+            return None
+        for fusion in fusions:
+            found = fusion(self.source, node)
+            if found is None or _kind(found[0]) != _kind(other):
+                continue
+            if found[1].keys() == self.formatted.inputs(other.name).keys():
+                return found[0], found[1], found[2]
+        return None
+
+    def _advice(self, node: Node) -> tuple[Node, Choice] | None:
+        """Return the other graph's node of this name, with its choice; None where it has none of this kind."""
+        if node.name not in self.formatted:
+            return None
+        other = self.formatted.node(node.name)
+        if other.choice is None or _kind(other) != _kind(node) or len(other.descs) != len(node.results):
+            return None
+        if other.choice.operands.keys() != self.formatted.inputs(other.name).keys():
+            return None
+        return other, other.choice
+
+    def _wanted(self, node: Node, tensors: Mapping[str, Placed]) -> dict[str, MemoryDesc]:
+        """Return the formats that the other graph's node reads reordered copies in, for these sizes."""
+        advice = self._advice(node)
+        if advice is None:
+            return {}
+        other, choice = advice
+        read = self.formatted.inputs(other.name)
+        copied = [name for name, value in read.items() if self.formatted.node(value.node).op == "reorder"]
+        found = {
+            n: _moved(choice.operands[n], tensors[n].desc) for n in copied if n in tensors and n in choice.operands
+        }
+        return {name: desc for name, desc in found.items() if desc is not None}
+
+    def _same(self, node: Node, tensors: Mapping[str, Placed]) -> Candidate | None:
+        """Return the same way to run a node; None where it is impossible for its sizes."""
+        advice = self._advice(node)
+        if advice is None or advice[1].operands.keys() != tensors.keys() or advice[1].target == "view":
+            return None
+        other, choice = advice
+        results = [_moved(d, MemoryDesc(t.dims, t.dtype)) for d, t in zip(other.descs, node.results, strict=True)]
+        wanted = tuple(desc for desc in results if desc is not None)
+        if len(wanted) < len(results):
+            return None
+        present = {name: tensor.desc for name, tensor in tensors.items()}
+        moved = {name: _moved(choice.operands[name], desc) or desc for name, desc in present.items()}
+        for given in ({**present, **self._wanted(node, tensors)}, moved):
+            found = self._asked_once(node, choice, given, wanted)
+            if found is not None:
+                return found
+        return None
+
+    def _asked_once(
+        self, node: Node, choice: Choice, given: Request, wanted: tuple[MemoryDesc, ...]
+    ) -> Candidate | None:
         tail = tuple((post_op.op, post_op.attrs, post_op.operands) for post_op in node.post_ops)
         operands = tuple(given.items())
         key = node.op, node.attrs, tail, node.exact, node.results, operands, wanted, choice.target, choice.impl
-        if key not in self._known:
-            self._known[key] = self._asked(node, choice, given, wanted)
-        return self._known[key]
+        if key not in self.known:
+            self.known[key] = self._asked(node, choice, given, wanted)
+        return self.known[key]
 
-    def _asked(self, node: Node, choice: Choice, given: Request, wanted: tuple[MemoryDesc, ...]) -> Candidate:
+    def _asked(self, node: Node, choice: Choice, given: Request, wanted: tuple[MemoryDesc, ...]) -> Candidate | None:
         target = self.setting.fallback if choice.target == self.setting.fallback.name else self.setting.target
-        names = result_names(node)
-        # some implementations take only the formats of results that they choose themselves
-        for results in (wanted, tuple(map(unspecified, wanted))):
-            for candidate in target.candidates(node, {**given, **dict(zip(names, results, strict=True))}):
+        written = dict(zip(result_names(node), wanted, strict=True))
+        parameters = {
+            one.name: unspecified(given[one.name]) for one in ports(node, given) if one.role is Role.PARAMETER
+        }
+        free = {name: unspecified(desc) for name, desc in written.items()}
+        # some implementations take only the formats of results, or of weights, that they choose themselves
+        for asked in (written, free, {**parameters, **written}, {**parameters, **free}):
+            for candidate in target.candidates(node, {**given, **asked}):
                 # a target's format never includes the beginning of a slice
                 reads = all(candidate.operands[name] in (desc, desc.at_start()) for name, desc in given.items())
-                if reads and candidate.results == wanted and _is_alike(node, candidate, choice):
+                is_same = (candidate.target, candidate.impl) == (choice.target, choice.impl)
+                if reads and is_same and candidate.results == wanted:
                     return replace(candidate, operands=dict(given))
-        raise PassError(f"{node.label}: {choice.impl} cannot write {', '.join(map(describe, wanted))}")
+        return None
+
+    def _in_place(self, node: Node, tensors: Mapping[str, Placed]) -> Candidate | None:
+        """Return the concat that moves no data, where the other graph's is one."""
+        advice = self._advice(node)
+        if advice is None or advice[1].target != "view" or not isinstance(node.attrs, Concat):
+            return None
+        whole = _moved(advice[0].descs[0], MemoryDesc(node.results[0].dims, node.results[0].dtype))
+        sizes = [tensor.desc.dims[node.attrs.axis] for tensor in tensors.values()]
+        parts = in_place_parts(whole, node.attrs.axis, sizes) if whole is not None else None
+        if whole is None or parts is None:
+            return None
+        operands = {name: part.at_start() for name, part in zip(tensors, parts, strict=True)}
+        return Candidate("view", "in_place", operands, (whole,))
+
+    # ------------------------------------------------------------------ local choices
+
+    def _local(self, node: Node, tensors: Mapping[str, Placed]) -> Candidate | None:
+        """Return the cheapest way to run a node between the formats around it; None where it has no choice."""
+        category = opdef(node.op).category
+        if category is Category.HOST or any(one.role is Role.WORKSPACE for one in ports(node, tensors)):
+            return None
+        best, least = None, inf
+        for candidate in self._offers(node, tensors):
+            changes = [self._change(tensors[name].desc, desc) for name, desc in candidate.operands.items()]
+            cost = self._cost(node, candidate) + sum(changes)
+            if not candidate.is_ref and cost < least:
+                best, least = candidate, cost
+        return best
+
+    def _offers(self, node: Node, tensors: Mapping[str, Placed]) -> Iterator[Candidate]:
+        """Yield ways with the operands as they come or as the other graph has them, and with any formats."""
+        present = {name: tensor.desc for name, tensor in tensors.items()}
+        free = free_request(node, {name: TensorType(desc.dims, desc.dtype) for name, desc in present.items()})
+        parameters = {one.name for one in ports(node, tensors) if one.role is Role.PARAMETER}
+        read = {name: desc for name, desc in present.items() if name not in parameters}
+        wanted = {name: desc for name, desc in self._wanted(node, tensors).items() if name in read}
+        requests = [{**free, **read, **wanted}, {**free, **read}]
+        if opdef(node.op).category is Category.COMPUTE:
+            requests.append(free)
+        for request in requests:
+            yield from islice(self.setting.target.candidates(node, request), _COMPARED)
+
+    def _change(self, have: MemoryDesc, wanted: MemoryDesc) -> float:
+        if have == wanted or have.at_start() == wanted:
+            return 0.0
+        cost = self.costs.reorder(have, wanted)
+        return inf if cost is None else cost
 
     def _cost(self, node: Node, candidate: Candidate) -> float:
-        if node.op != "reorder" or candidate.results[0].dtype is not candidate.operands["src"].dtype:
-            return self.spec.costs.node(node, candidate)
-        return self.spec.costs.reorder(candidate.operands["src"], candidate.results[0]) or 0.0
+        return 0.0 if candidate.target == "view" else self.costs.node(node, candidate)
+
+
+def _kind(node: Node) -> tuple[str, ...]:
+    return (node.op, *(post_op.op for post_op in node.post_ops))
 
 
 @lru_cache(maxsize=4096)
-def _moved(desc: MemoryDesc, type_: TensorType) -> MemoryDesc:
-    """Return a format for another size of the tensor."""
-    if desc.dims == type_.dims:
+def _moved(desc: MemoryDesc, to: MemoryDesc) -> MemoryDesc | None:
+    """Return a format for the size of another tensor of its type; None where it has no form for it."""
+    if desc.dims == to.dims:
         return desc
-    moved = like(MemoryDesc(type_.dims, type_.dtype), desc)
-    if moved is None:
-        raise PassError(f"format {describe(desc)} has no form for {type_.dims}")
-    return moved
-
-
-def _is_alike(node: Node, candidate: Candidate, choice: Choice) -> bool:
-    """Return whether a candidate is the chosen implementation; for a change of format, any optimized one is."""
-    if node.op == "reorder":
-        return not candidate.is_ref
-    return (candidate.target, candidate.impl) == (choice.target, choice.impl)
+    return like(MemoryDesc(to.dims, desc.dtype), desc)

@@ -11,6 +11,7 @@ from fmtprop.compiling.stages import normalise
 from fmtprop.errors import PassError
 from fmtprop.frontends import from_torch
 from fmtprop.ir.verify import Stage, verify
+from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.same_choices import SameChoices
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.targets.registry import setting_for
@@ -48,6 +49,53 @@ def test_another_size_has_the_same_nodes_in_the_same_formats():
 
 
 @pytest.mark.parametrize("way", ["softmax", "other source"])
-def test_another_graph_is_refused(way):
-    with pytest.raises(PassError):
-        transferred(Net(way), 31)
+def test_another_graph_keeps_its_own_meaning(way):
+    module = Net(way).eval()
+    _, after = transferred(module, 31)
+    verify(after, Stage.FORMATTED)
+    assert [node.op for node in after.nodes() if node.op == "softmax"] == ["softmax"] * (way == "softmax")
+    inputs = {"x": torch.randn(1, 3, 31, 31)}
+    (got,) = evaluate(after, {node.name: inputs["x"] for node in after.input_nodes})
+    torch.testing.assert_close(got, module(inputs["x"]), rtol=1e-4, atol=1e-5)
+
+
+def test_other_inputs_are_refused():
+    class Two(nn.Module):
+        def forward(self, y, z):
+            return y + z
+
+    chosen = fp.compile(Net().eval(), torch.randn(1, 3, 20, 20), tune="model", confirm=False).compilation
+    normal, _ = normalise(from_torch(Two().eval(), (torch.ones(2), torch.ones(2))))
+    costs = costs_for("model", weights_nbytes=1, activations_nbytes=1, target=OneDnnTarget())
+    with pytest.raises(PassError, match="other inputs or outputs"):
+        SameChoices(chosen.formatted, setting_for(OneDnnTarget(), {}, ReferenceTarget()), costs).run(normal)
+
+
+class Wide(nn.Module):
+    """Convolutions that filtering, fused pairs and concats in place may run otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(64, 64, 1)
+        self.d, self.e = nn.Conv2d(64, 64, 3, padding=1, groups=64), nn.Conv2d(128, 32, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.b(self.a(x).relu()).relu()
+        return self.e(torch.cat([y, self.d(self.c(y).relu())], 1))
+
+
+@pytest.mark.parametrize("winograd", [True, False])
+def test_later_shapes_of_any_size_have_right_results(winograd):
+    model, sizes = Wide().eval(), {"n": torch.export.Dim("n", max=16), "w": torch.export.Dim("w", min=5, max=64)}
+    net = fp.compile(
+        model,
+        torch.randn(1, 3, 16, 32),
+        dynamic_shapes=({0: sizes["n"], 3: sizes["w"]},),
+        tune="model",
+        winograd=winograd,
+    )
+    for batch, width in ((6, 32), (3, 48), (2, 37), (1, 9)):
+        x = torch.randn(batch, 3, 16, width)
+        torch.testing.assert_close(net(x), model(x), rtol=1e-3, atol=1e-4)
+        assert net.plan_for(x).compilation.is_like_another_shape, (batch, width)
