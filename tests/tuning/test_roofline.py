@@ -109,6 +109,19 @@ def test_vectors_do_not_reach_the_peak_of_matrices() -> None:
     assert own < 0.6 * old
 
 
+def test_the_pointwise_kernel_of_blocks_is_slower_across_channels_with_wide_vectors() -> None:
+    wide = ModelCosts(PEAKS, 100 << 20, lanes=16)
+
+    def seconds(costs: ModelCosts, impl: str, tag: str) -> float:
+        node, candidate = conv(256, 14, impl, tag)
+        weights = MemoryDesc((256, 256, 1, 1))
+        return costs.node(node, replace(candidate, operands={**candidate.operands, "weights": weights}))
+
+    across, blocks = (seconds(wide, "jit_1x1:avx512_core", tag) for tag in ("acdb", "aBcd16b"))
+    assert blocks < seconds(wide, "brgconv_1x1:avx512_core", "acdb") < across
+    assert seconds(COSTS, "jit_1x1:avx2", "acdb") == seconds(COSTS, "jit_1x1:avx2", "aBcd8b")
+
+
 def test_consecutive_columns_are_rearranged_by_brg_in_each_run() -> None:
     node = Node("product", "matmul", MatMul(), (TensorType((12, 1, 1024)),))
     src, dst = MemoryDesc((12, 1, 64)), MemoryDesc((12, 1, 1024))
