@@ -65,8 +65,8 @@ _SLOW_NARROW = {"simple_nchw:any": 0.004}
 #: the kind of a sum with one channel per group
 _DEPTHWISE = 2
 
-#: part of its speed on blocks that `jit_1x1` reaches on channels-last tensors with vectors of 16: the median of 18 layers
-#: of MNASNet (v3.2, Xeon, two threads); there, brgconv_1x1 is as fast as this one on blocks
+#: part of its speed on blocks that `jit_1x1` reaches on channels-last tensors with vectors of 16: the median of 18
+#: layers of MNASNet (v3.2, Xeon, two threads); there, brgconv_1x1 is as fast as this one on blocks
 _POINTWISE_ACROSS_SHARE = 0.9
 
 #: a pair of convolutions that runs as two kernels, and writes and reads the tensor between them
