@@ -25,6 +25,7 @@ from fmtprop.cli.arguments import (
 )
 from fmtprop.cli.console import FAILED, USAGE, emit, failing, note, progress, save
 from fmtprop.cli.plan import is_plan
+from fmtprop.system.printable import printable
 
 if TYPE_CHECKING:
     from fmtprop.report.check import Limits, Violation
@@ -150,8 +151,9 @@ def check(
         }
         told_violations = [{"rule": one.rule, "message": one.message} for one in violations]
         emit(json.dumps({**facts, "passed": not violations, "violations": told_violations}, indent=1))
-    elif violations:
-        emit("\n".join(map(str, violations)))
+    else:
+        fine = f"{printable(report.model)}: within its limits ({', '.join(limits.rules)})"
+        emit("\n".join(map(str, violations)) or fine)
     if violations:
         raise typer.Exit(FAILED)
 

@@ -33,20 +33,24 @@ def show(
             "--output",
             "-o",
             metavar="FILE",
-            help="Save the graph instead: .onnx (with formats and reorders for viewers such as Netron) or .json.",
+            help="Save the graph instead: .svg (a picture), .onnx (for viewers such as Netron) or .json.",
             show_default=False,
         ),
     ] = None,
+    constants: Annotated[bool, typer.Option("--constants", help="With --format dot: draw constants, too.")] = False,
 ) -> None:
     """Show the graph after a stage, or after every pass.
 
     One line for each node: name, op with its post-ops, operands, result types, and the formats, implementation and
-    reason if they are chosen already. For a picture: fmtprop show MODEL --format dot | dot -Tsvg > graph.svg
+    reason if they are chosen already. For a picture: fmtprop show MODEL -o graph.svg, or for
+    Graphviz: fmtprop show MODEL --format dot | dot -Tsvg > graph.svg
     """
     from fmtprop.api import Options
     from fmtprop.compiling.snapshots import STAGES, costs_of, snapshots
     from fmtprop.frontends import load, save
+    from fmtprop.report.files import OURS_SVG, write_text
     from fmtprop.report.graph_dot import graphs_dot
+    from fmtprop.report.graph_svg import graph_svg
     from fmtprop.report.graph_text import graph_data, graphs_text
 
     if form == "json":
@@ -58,6 +62,9 @@ def show(
         options = Options(policy=policy, dtype=dtype, target=target)
         graph = load(model, shapes=shapes_of(shape))
     shots = snapshots(graph, stage, policy=options.policy, dtype=options.dtype, target=options.target, passes=passes)
+    if output is not None and output.suffix.lower() == ".svg":
+        write_text(graph_svg(shots[-1].graph, f"{graph.name}, {shots[-1].title}"), output, OURS_SVG)
+        return
     if output is not None:
         save(shots[-1].graph, output)
         return
@@ -72,7 +79,7 @@ def show(
         emit(json.dumps(data if passes else data[0], indent=1, allow_nan=False))
         return
     titled = [(shot.title, shot.graph) for shot in shots]
-    emit(graphs_text(titled) if form == "text" else graphs_dot(titled))
+    emit(graphs_text(titled) if form == "text" else graphs_dot(titled, constants=constants))
 
 
 def models(as_json: Json = False) -> None:

@@ -95,6 +95,8 @@ def _program(command: list[str]) -> tuple[list[str], list[str]]:
     first, *words = command
     if not Path(first).name.startswith("python"):
         first, words = sys.executable, command
+    elif Path(first).name == first:  # another interpreter on the path may lack fmtprop: that one is named by its path
+        first = sys.executable
     if not words or (words[0].startswith("-") and words[0] != "-m") or words == ["-m"]:
         raise FmtpropError("lens runs a Python script or module: fmtprop lens -- python script.py, or python -m module")
     if words[0] != "-m" and not Path(words[0]).exists():

@@ -358,6 +358,14 @@ class CompiledModel(Serving):
         data = saved([self.compilation], self.options, {"kind": "model"})
         return unpickled, (PickleBuffer(data) if protocol >= 5 else bytes(data),)
 
+    def _repr_html_(self) -> str:
+        """Return the plan as a picture for a notebook."""
+        from fmtprop.report.graph_svg import graph_svg
+
+        size = f"{len(self.plan.steps)} steps, {len(self.plan.reorders)} reorders"
+        title = f"{self.graph.name}, policy {self.options.policy}, {self.precision}: {size}"
+        return f'<div style="overflow: auto; max-height: 40em">{graph_svg(self.graph, title)}</div>'
+
     def __repr__(self) -> str:
         size = f"{len(self.plan.steps)} steps, {len(self.plan.reorders)} reorders"
         return f"<CompiledModel {self.graph.name}: policy {self.options.policy}, {self.precision}, {size}>"

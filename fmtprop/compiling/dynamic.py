@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,9 @@ from fmtprop.ir.structure import flatten_arguments, restructure
 from fmtprop.report import TOLERANCES
 from fmtprop.runtime.agreement import relative_error
 from fmtprop.system import collector
+
+if TYPE_CHECKING:
+    from fmtprop.report import Report
 
 
 class DynamicModel(Serving):
@@ -87,6 +90,19 @@ class DynamicModel(Serving):
         It has reports and profiles of its own. It stays valid when its place is taken by another shape.
         """
         return self._plan_for(self._in_buckets(flatten_arguments(self._structure, args, kwargs)))
+
+    def report(self, *args: Any, repeats: int = 10, **kwargs: Any) -> Report:
+        """Measure the plan of a call's shapes, and return the cost and the reason of each reorder.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Arguments of the call; without any, the plan that was used last.
+        repeats : int
+            Runs over which each step's median is taken.
+        """
+        net = self.plan_for(*args, **kwargs) if args or kwargs else list(self._plans.values())[-1]
+        return net.report(repeats=repeats)
 
     def warm_up(self, calls: Sequence[Any]) -> None:
         """Plan for shapes before they are met.

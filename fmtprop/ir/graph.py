@@ -242,6 +242,12 @@ class Graph:
     def __repr__(self) -> str:
         return f"<Graph {self.name}: {len(self)} nodes, {sum(1 for _ in self._graph.edges())} edges>"
 
+    def _repr_html_(self) -> str:
+        """Return the nodes as a table for a notebook."""
+        from fmtprop.ir.notebook import notebook
+
+        return notebook(self)
+
     # ------------------------------------------------------------------ building
 
     def fresh_name(self, stem: str) -> str:

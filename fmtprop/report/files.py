@@ -28,6 +28,9 @@ _OURS = re.compile(
     rb'fmtprop report\n|\{\s*"schema": \d+,\s*"(policies|model|reference)":|<!doctype html>\n<!-- fmtprop report -->'
 )
 
+#: the beginning of a picture of a graph
+OURS_SVG = re.compile(rb"<!-- fmtprop graph -->")
+
 #: the beginning of a trace
 OURS_TRACE = re.compile(rb'\{"fmtprop": "trace"')
 

@@ -8,6 +8,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.passes.formats import describe
 from fmtprop.report.model import op_with_tail
+from fmtprop.report.sketch import computed
 from fmtprop.system.printable import printable
 
 _STYLES = {
@@ -18,7 +19,7 @@ _STYLES = {
 }
 
 
-def graph_dot(graph: Graph, title: str = "") -> str:
+def graph_dot(graph: Graph, title: str = "", *, constants: bool = False) -> str:
     """Return a graph in the DOT language.
 
     Parameters
@@ -27,6 +28,8 @@ def graph_dot(graph: Graph, title: str = "") -> str:
         A graph at any stage.
     title : str
         The heading of the drawing; the graph's name by default.
+    constants : bool
+        Whether to draw constants, too, and what is computed of them alone, once: packed weights.
 
     Returns
     -------
@@ -41,17 +44,20 @@ def graph_dot(graph: Graph, title: str = "") -> str:
     """
     lines = [f"digraph {_quoted(graph.name)} {{"]
     lines.append(f"  label={_quoted(title or graph.name)}; labelloc=t; node [shape=box];")
-    for node in graph:
+    nodes = {node.name: node for node in graph} if constants else computed(graph)
+    for node in nodes.values():
         lines.append(f"  {_quoted(node.name)} [label={_quoted(_label(node))}{_style(node)}];")
         for operand, value in graph.inputs(node.name).items():
+            if value.node not in nodes:
+                continue
             label = _quoted(f"{operand}: {_tensor(graph, value)}")
             lines.append(f"  {_quoted(value.node)} -> {_quoted(node.name)} [label={label}];")
     return "\n".join([*lines, "}"])
 
 
-def graphs_dot(graphs: Iterable[tuple[str, Graph]]) -> str:
+def graphs_dot(graphs: Iterable[tuple[str, Graph]], *, constants: bool = False) -> str:
     """Return several graphs, each with its title, as DOT; ``dot`` draws one after the other."""
-    return "\n".join(graph_dot(graph, f"{graph.name}, {title}") for title, graph in graphs)
+    return "\n".join(graph_dot(graph, f"{graph.name}, {title}", constants=constants) for title, graph in graphs)
 
 
 def _label(node: Node) -> str:

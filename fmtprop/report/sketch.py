@@ -86,14 +86,14 @@ class BufferRow:
 
 def nodes_of(graph: Graph) -> tuple[NodeRow, ...]:
     """Return the nodes of a formatted graph that depend on an input."""
-    nodes = _shown(graph)
-    places = _places(graph, nodes)
-    return tuple(_node_row(graph, node, *places[node.name]) for node in nodes.values())
+    nodes = computed(graph)
+    found = places(graph, nodes)
+    return tuple(_node_row(graph, node, *found[node.name]) for node in nodes.values())
 
 
 def edges_of(graph: Graph) -> tuple[EdgeRow, ...]:
     """Return the tensors between these nodes."""
-    nodes = _shown(graph)
+    nodes = computed(graph)
     return tuple(
         EdgeRow(value.node, name, operand, describe(graph.desc_of(value)), graph.desc_of(value).nbytes)
         for name in nodes
@@ -109,9 +109,10 @@ def buffers_of(plan: Plan) -> tuple[BufferRow, ...]:
     return tuple(sorted(rows, key=lambda row: (row.first_step, row.offset_nbytes)))
 
 
-def _shown(graph: Graph) -> dict[str, Node]:
-    computed = graph.dependents()
-    return {node.name: node for node in graph.nodes() if node.op == "input" or node.name in computed}
+def computed(graph: Graph) -> dict[str, Node]:
+    """Return the inputs, and the nodes that depend on one: no constants, and nothing that is packed once."""
+    dependent = graph.dependents()
+    return {node.name: node for node in graph.nodes() if node.op == "input" or node.name in dependent}
 
 
 def _node_row(graph: Graph, node: Node, x: float, y: float) -> NodeRow:
@@ -123,7 +124,7 @@ def _node_row(graph: Graph, node: Node, x: float, y: float) -> NodeRow:
     return NodeRow(node.name, op_with_tail(node), impl, target, node.origin, describe(desc), x, y)
 
 
-def _places(graph: Graph, nodes: Mapping[str, Node]) -> dict[str, tuple[float, float]]:
+def places(graph: Graph, nodes: Mapping[str, Node]) -> dict[str, tuple[float, float]]:
     """Return each node's place. Layers follow each other downwards; the next column begins after a full one."""
     layers: list[list[str]] = []
     depth: dict[str, int] = {}
@@ -136,17 +137,17 @@ def _places(graph: Graph, nodes: Mapping[str, Node]) -> dict[str, tuple[float, f
     width = max(map(len, layers), default=1)
     columns = max(1, round(len(layers) / max(_LAYERS, sqrt(len(layers) * width / _ASPECT))))
     height = ceil(len(layers) / columns)
-    places: dict[str, tuple[float, float]] = {}
+    found: dict[str, tuple[float, float]] = {}
     left = 0.0
     for start in range(0, len(layers), height):
         column = layers[start : start + height]
         room = max(map(len, column))
         for row, names in enumerate(column):
-            names = sorted(names, key=lambda name: _above(graph, name, places))
+            names = sorted(names, key=lambda name: _above(graph, name, found))
             for index, name in enumerate(names):
-                places[name] = (left + (room - len(names)) / 2 + index, float(row))
+                found[name] = (left + (room - len(names)) / 2 + index, float(row))
         left += room + 1
-    return places
+    return found
 
 
 def _above(graph: Graph, name: str, places: Mapping[str, tuple[float, float]]) -> float:

@@ -24,7 +24,9 @@ def baseline(tmp_path_factory):
 
 def test_check(capsys, tmp_path, baseline):
     words = ["check", "concat", "-p", "naive", "-n", "1"]
-    assert fmtprop(capsys, *words, "--max-reorders", 99, "--max-ref", 0, "--max-reorder-share", "100%") == (0, "", "")
+    assert fmtprop(capsys, *words, "--max-reorders", 99, "--max-ref", 0, "--max-reorder-share", "100%") == (
+        0, "concat: within its limits (max-reorders, max-reorder-share, max-ref)\n", "",
+    )  # fmt: skip
     outcome = fmtprop(
         capsys, *words, "--max-reorders", 2, "--max-reorder-share", "0.0", "--junit", tmp_path / "j.xml", "--sarif",
         tmp_path / "s.sarif",

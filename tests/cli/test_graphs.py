@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 
@@ -78,3 +79,12 @@ def test_models_json(capsys):
         "parameters": 32 * 3 * 3 * 3 + 32,
         "ops": {"convolution": 1, "relu": 1, "pooling": 1},
     }
+
+
+def test_show_as_a_picture(capsys, tmp_path):
+    file = tmp_path / "chain.svg"
+    assert fmtprop(capsys, "show", "chain", "-o", file).code == 0
+    assert {one.tag.rpartition("}")[2] for one in ElementTree.parse(file).iter()} >= {"svg", "rect", "path", "title"}
+    assert fmtprop(capsys, "show", "chain", "-o", file).code == 0  # its own file
+    file.write_text("<svg/>")
+    assert fmtprop(capsys, "show", "chain", "-o", file).code != 0

@@ -69,6 +69,13 @@ def test_an_example_of_one_image_stands_for_any_number() -> None:
         torch.testing.assert_close(net(x)["logits"], model(x)["logits"], rtol=1e-4, atol=1e-5)
 
 
+def test_the_report_is_of_a_call_or_of_the_plan_used_last() -> None:
+    net = fp.compile(nn.Linear(4, 4), torch.ones(2, 4), dynamic_shapes=({0: Dim("n", max=8)},), tune="model")
+    net(torch.ones(3, 4))
+    assert net.report(repeats=1).model == net.plan_for(torch.ones(3, 4)).report(repeats=1).model
+    assert net.report(torch.ones(5, 4), repeats=1).steps and net.shapes[-1] == ((5, 4),)
+
+
 def test_plans_are_bounded_and_the_one_used_longest_ago_goes() -> None:
     _, net = _compiled(max_shapes=2)
     for batch in (1, 2, 3):

@@ -353,6 +353,12 @@ def test_a_program_that_does_not_exist():
         _program(["python", "nowhere.py"])
 
 
+def test_python_is_the_interpreter_that_runs_fmtprop(tmp_path):
+    (tmp_path / "script.py").write_text("")
+    assert _program(["python", str(tmp_path / "script.py")])[0] == [sys.executable]
+    assert _program(["/opt/python3", str(tmp_path / "script.py")])[0] == ["/opt/python3"]
+
+
 @pytest.mark.parametrize("words", [["python"], ["python", "-c", "1"], ["-m"]])
 def test_what_is_no_program(words):
     with pytest.raises(FmtpropError, match="lens runs a Python script or module"):

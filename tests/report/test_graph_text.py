@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 
+import fmtprop as fp
 from fmtprop.ir import Graph, TensorType
 from fmtprop.ir.node import Node
 from fmtprop.ops import Eltwise, emit
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.target import Setting
 from fmtprop.report.graph_dot import graph_dot, graphs_dot
+from fmtprop.report.graph_svg import graph_svg
 from fmtprop.report.graph_text import (
     catalogue_data,
     catalogue_text,
@@ -108,11 +110,29 @@ def test_catalogue():
 
 
 def test_dot():
-    lines = graph_dot(tiny()).splitlines()
+    lines = graph_dot(tiny(), constants=True).splitlines()
     assert lines[0] == 'digraph "tiny" {' and lines[-1] == "}"
     assert '  "x" -> "clip_1" [label="src: f32[1,8]"];' in lines
     assert '  "scale" [label="scale\\nconstant" shape=plain];' in lines
     assert any("f32:ab" in line for line in graph_dot(formatted()).splitlines() if "->" in line)
+
+
+def test_pictures_leave_out_constants_and_what_is_packed_once():
+    assert "scale" not in graph_dot(tiny())
+    picture = graph_svg(tiny(), "a <title>")
+    assert picture.startswith("<!-- fmtprop graph -->") and "scale" not in picture
+    assert "a &lt;title&gt;" in picture
+    assert picture.count("<rect") == 3 and picture.count("<path") == 2
+    net = fp.compile("chain")
+    assert "reorder_1" not in graph_svg(net.graph)  # the weights' packing
+    assert "reorder_1" in graph_dot(net.graph, constants=True)
+
+
+def test_pictures_of_graphs_in_notebooks():
+    net = fp.compile("chain")
+    assert "<svg" in net._repr_html_() and "overflow: auto" in net._repr_html_()
+    shown = fp.load("chain")._repr_html_()
+    assert "<td>conv_1</td>" in shown and "constant" not in shown
 
 
 def test_dot_escapes_names():
