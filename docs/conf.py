@@ -18,6 +18,7 @@ NAVIGATION = {
             "docs/pytorch",
             "docs/language_models",
             "docs/training",
+            "docs/deploy",
             "docs/onnx",
             "docs/report",
         ),
