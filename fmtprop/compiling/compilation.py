@@ -104,7 +104,7 @@ class Compilation(Planned):
     ) -> None:
         super().__init__(options, PackedForms(shared), owned=owned)
         self.imported = imported
-        self._sibling = sibling
+        self._sibling = self._like = sibling
         self._last = perf_counter()
         self._attempts = Attempts()
         limited = not (options.tuning.is_patient or options.deterministic) and options.tune_budget is None
@@ -196,7 +196,7 @@ class Compilation(Planned):
         for key, winner in chosen.verdict.items():
             self._store.remember(key, winner)
         self.plan, self.formatted, self.certificate, self.race = plan, graph, chosen.certificate, chosen.race
-        self.kept = chosen.kept
+        self.kept, self._like = chosen.kept, None
         self.dropped = self._attempts.settle(self.normal.name, name, 8)
         self.is_like_another_shape = name == OTHER_SHAPE
 
@@ -220,7 +220,8 @@ class Compilation(Planned):
         key = None if kept.name == OTHER_SHAPE else key_of({"plan": kept.key})
         if key is not None and self._store.has_passed(key):
             return []
-        wrong = check_steps(draft.plan.steps, self._store, draft.plan.packed)
+        checked = self._like.graph.nodes() if self._like is not None and kept.name == OTHER_SHAPE else ()
+        wrong = check_steps(draft.plan.steps, self._store, draft.plan.packed, checked)
         if not wrong and key is not None:
             self._store.add_passed([key])
         elif self._rerouted == ATTEMPTS:

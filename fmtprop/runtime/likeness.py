@@ -1,7 +1,8 @@
 """Likeness of primitives: sizes that a kernel treats alike.
 
 A kernel's code depends on the tails of its vectors and blocks, and on the rough size of its loops. So of hundreds of
-primitives that differ in channels alone, a check of a few shows as much as one of all.
+primitives that differ in channels alone, a check of a few shows as much as one of all. And a model's plan for another
+shape runs the kernels that were checked for the first one, with other counts of the same loops.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from functools import lru_cache
 from math import gcd
 
 from fmtprop.ir.node import Node
+from fmtprop.ir.ports import Role, ports
 from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.passes.target import candidate_of
 from fmtprop.tuning.identity import describe_result, persistent_text
@@ -49,6 +51,31 @@ def _likeness_of_desc(desc: MemoryDesc) -> object:
     steps = [likeness_of_size(size) for size in (*desc.strides, desc.offset0)]
     blocks = [[block.axis, block.size] for block in desc.inner_blocks]
     return [str(desc.dtype), dims, [likeness_of_size(size) for size in desc.padded_dims], steps, blocks]
+
+
+def likeness_in_model(node: Node) -> tuple[object, ...]:
+    """Return the properties that a node shares with the same node for another shape of a model's inputs.
+
+    A batch is a loop around the kernel. Lengths are told apart by the tail of their vectors.
+    """
+    choice = candidate_of(node)
+    tail = tuple((one.op, one.attrs, one.operand) for one in node.post_ops)
+    roles = {one.name: one.role for one in ports(node, choice.operands)}
+    operands = tuple(
+        (name, persistent_text(desc) if roles[name] is Role.PARAMETER else _lengths_of_desc(desc))
+        for name, desc in choice.operands.items()
+    )
+    identity = repr(sorted(choice.handle.identity.items()))
+    results = tuple(map(_lengths_of_desc, node.descs))
+    return node.op, node.attrs, tail, choice.target, choice.impl, identity, operands, results
+
+
+@lru_cache(maxsize=4096)
+def _lengths_of_desc(desc: MemoryDesc) -> object:
+    if desc.kind is not FormatKind.BLOCKED or desc.tag is None or desc.offset0:
+        return persistent_text(desc)
+    lengths = desc.dims[1:] if desc.ndim > 2 else desc.dims  # the rows of a matrix are no batch
+    return desc.tag, desc.dtype, tuple((size % _VECTOR, size >= _VECTOR) for size in lengths)
 
 
 def likeness_of_size(size: int) -> int | list[int]:

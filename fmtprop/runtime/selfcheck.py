@@ -10,7 +10,7 @@ checks are recorded on disk by problem, library, CPU and threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -34,7 +34,7 @@ from fmtprop.runtime.agreement import (
 from fmtprop.runtime.constants import run_once
 from fmtprop.runtime.convolve import convolve
 from fmtprop.runtime.cut_down import cut_down
-from fmtprop.runtime.likeness import describe_likeness
+from fmtprop.runtime.likeness import describe_likeness, likeness_in_model
 from fmtprop.runtime.plan import Step
 from fmtprop.store import Store, key_of
 from fmtprop.targets.bound import Memory, Place
@@ -82,7 +82,9 @@ class Mismatch:
         return f"{self.node.label}: {impl} is off by {self.error:.1e} relative; reproduce with: {self.repro}"
 
 
-def check_steps(steps: Iterable[Step], store: Store, packed: Iterable[Node] = ()) -> list[Mismatch]:
+def check_steps(
+    steps: Iterable[Step], store: Store, packed: Iterable[Node] = (), checked: Iterable[Node] = ()
+) -> list[Mismatch]:
     """Check the distinct implementations that are not known to be right: one of those that are alike.
 
     Parameters
@@ -94,6 +96,8 @@ def check_steps(steps: Iterable[Step], store: Store, packed: Iterable[Node] = ()
     packed : iterable of Node
         Nodes that ran once, on constants. Nodes that packed an operand of a step are checked with the step. Others are
         checked unless only the library can read their result.
+    checked : iterable of Node
+        Formatted nodes of the model's plan for another shape, which passed: what differs in sizes alone is right, too.
 
     Returns
     -------
@@ -101,9 +105,12 @@ def check_steps(steps: Iterable[Step], store: Store, packed: Iterable[Node] = ()
         The implementations that are wrong.
     """
     steps = [step for step in steps if implementation(step.node).needs_check(step.node)]
+    known = {likeness_in_model(node) for node in checked if _is_checked(node)}
+    steps = [step for step in steps if not known or not _is_known(step, known)]
     covered = {node.name for step in steps for node in step.packing.values()}
     # nodes that do not pack for a step: their readers are others
     alone = [node for node in packed if _is_readable(node) and node.name not in covered]
+    alone = [node for node in alone if not known or likeness_in_model(node) not in known]
     distinct: dict[object, Step | Node] = {}
     for step in steps:
         distinct.setdefault(_likeness(step), step)
@@ -181,6 +188,19 @@ def _key(one: Step | Node, room: _Room | None = None, hashed: Callable[[Node], s
         return key
     packers = {name: hashed(packer) for name, packer in packing.items()}
     return key_of({"step": key, "packing": packers, "in_place": in_place})
+
+
+def _is_checked(node: Node) -> bool:
+    """Whether a node of a plan that passed was a part of its check."""
+    if node.is_boundary or node.choice is None or node.choice.target == "view":
+        return False
+    return implementation(node).needs_check(node)
+
+
+def _is_known(step: Step, known: Container[object]) -> bool:
+    """Whether a step, and what packed its operands, is alike to nodes that passed; sums in place are not told apart."""
+    nodes = (step.node, *step.packing.values())
+    return not _adds_in_place(step) and all(likeness_in_model(node) in known for node in nodes)
 
 
 def _adds_in_place(step: Step) -> bool:
