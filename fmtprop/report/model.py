@@ -74,7 +74,7 @@ class StepRow:
     formats : str
         ``src -> dst``.
     seconds : float
-        Median time in the plan.
+        Median time in the plan; all steps together take the time of a run.
     reason : str
         The rule that chose its formats.
     origin : str
@@ -168,9 +168,9 @@ class Report:
         repeats : int
             Number of runs for each median.
         """
-        times = net.profile(repeats=repeats)
-        timeline = tuple(net.timeline())
         seconds = whole_run(net, repeats)
+        times = _as_of(net.profile(repeats=repeats), seconds)
+        timeline = tuple(net.timeline())
         plan = net.plan
         steps = tuple(_step_row(step, t) for step, t in zip(plan.steps, times, strict=True))
         reorders = rows_of_run(net, times)
@@ -249,14 +249,20 @@ class Report:
     def _distance(self) -> tuple[str, ...]:
         if self.certificate is None:
             return ()
+        costs = "modelled costs" if self.is_modelled else "costs"
         saved = -min((row.counterfactual.extra_seconds or 0.0 for row in self.reorders), default=0.0)
         if saved > 1e-6 * self.certificate.objective:  # the cheapest plan is another one: this one ran faster
             return (
-                f"By the costs another plan takes {saved * 1e3:.3f} ms less: this one was not chosen by costs alone.",
+                f"By the {costs} another plan takes {saved * 1e3:.3f} ms less: this one was not chosen by costs alone.",
             )
         if self.certificate.optimal:
-            return ("By its costs no plan of these candidates is cheaper: proved.",)
-        return (f"By its costs no plan can be cheaper by more than {self.certificate.gap:.1%}.",)
+            return (f"By its {costs} no plan of these candidates is cheaper: proved.",)
+        return (f"By its {costs} no plan can be cheaper by more than {self.certificate.gap:.1%}.",)
+
+    @property
+    def is_modelled(self) -> bool:
+        """Whether no cost was measured: what other plans would take is a figure of the model."""
+        return self.tuning is None or not (self.tuning.measured or self.tuning.cached)
 
     @property
     def reorder_seconds(self) -> float:
@@ -336,6 +342,12 @@ class Report:
         from fmtprop.report.text import report_text
 
         return report_text(self)
+
+
+def _as_of(times: Sequence[float], seconds: float) -> list[float]:
+    """Return the times of steps that are in all a run's, so that shares of the steps are shares of the run."""
+    total = sum(times)
+    return [time * seconds / total for time in times] if total else list(times)
 
 
 def whole_run(net: Compiled, repeats: int) -> float:

@@ -103,7 +103,8 @@ def certificate_text(report: Report) -> str:
     if (c := report.certificate) is not None:
         usual = "the same plan as propagate: nothing to gain" if c.is_usual else f"propagate costs {_time(c.propagate)}"
         lines.append(
-            f"policy {report.policy}: kept is the plan {c.plan!r}, which costs {_time(c.objective)}, lower bound "
+            f"policy {report.policy}: kept is the plan {c.plan!r}, which costs {_time(c.objective)}"
+            f"{' (modelled)' if report.is_modelled else ''}, lower bound "
             f"{_time(c.bound)} ({c.proof} among {c.alternatives} alternatives, in {_time(c.seconds)}); "
             f"{_time(c.fallback)} of it in PyTorch's operators; {usual}"
         )
@@ -150,7 +151,7 @@ def _reorders(report: Report, limit: int | None = None) -> Table:
     rows = sorted(report.reorders, key=lambda row: -row.seconds)
     which = f"the {limit} costliest of {len(rows)} reorders" if limit is not None and limit < len(rows) else "reorders"
     table = Table(title=f"policy {report.policy}: {which} of every run")
-    figures = ("moved", "time", "share", "without it")
+    figures = ("moved", "time", "share", f"without it{', modelled' if report.is_modelled else ''}")
     for column in ("reorder", "from", "to", "dims", *figures, "cause"):
         table.add_column(column, justify="right" if column in figures else "left", overflow="fold")
     for row in rows[:limit]:
