@@ -182,6 +182,19 @@ def clip(a: Assembler, x: int, alpha: float, beta: float) -> int:
     return y
 
 
+def hardswish(a: Assembler, x: int, alpha: float, beta: float) -> int:
+    """Return x (alpha x + beta), the factor limited to 0 and 1."""
+    y, zero, one = a.vector(), a.vector(), a.vector()
+    a.v("VMOVUPS", y, a.number(alpha))
+    a.v("VFMADD213PS", y, x, a.number(beta))
+    a.v("VXORPS", zero, zero, zero)
+    a.v("VMOVUPS", one, a.number(1.0))
+    a.v("VMAXPS", y, zero, y)  # if an operand is NaN, the last one is returned
+    a.v("VMINPS", y, one, y)
+    a.v("VMULPS", y, y, x)
+    return y
+
+
 def linear(a: Assembler, x: int, alpha: float, beta: float) -> int:
     """Return alpha x."""
     y = a.vector()
@@ -196,5 +209,6 @@ FUNCTIONS: Mapping[str, Callable[[Assembler, int, float, float], int]] = {
     "gelu_tanh": gelu_tanh,
     "relu": relu,
     "clip": clip,
+    "hardswish": hardswish,
     "linear": linear,
 }

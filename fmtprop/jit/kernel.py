@@ -38,6 +38,7 @@ _WRITTEN: Mapping[str, Callable[[float, float], bool]] = {
     "gelu_tanh": lambda alpha, beta: True,
     "relu": lambda alpha, beta: alpha == 0.0,
     "clip": lambda alpha, beta: alpha <= 0.0 <= beta,
+    "hardswish": lambda alpha, beta: True,
     "linear": lambda alpha, beta: beta == 0.0,
 }
 

@@ -25,7 +25,12 @@ CASES = {
     "with dilation": (32, (17, 19), (3, 5), (1, 1), (3, 2), (2, 4)),
     "more padding than the window": (16, (3, 3), (3, 3), (1, 2), (1, 1), (4, 5)),
 }
-TAILS = {"relu": (F.relu, 0.0, 0.0), "swish": (F.silu, 1.0, 0.0), "clip": (F.relu6, 0.0, 6.0)}
+TAILS = {
+    "relu": (F.relu, 0.0, 0.0),
+    "swish": (F.silu, 1.0, 0.0),
+    "clip": (F.relu6, 0.0, 6.0),
+    "hardswish": (F.hardswish, 1 / 6, 0.5),
+}
 
 #: relative error of the results of each data type
 TOLERANCE = {DataType.F32: 1e-5, DataType.BF16: 5e-3}

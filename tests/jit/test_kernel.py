@@ -26,9 +26,10 @@ MEANING = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
     "clip": lambda x: x.clamp(-0.5, 6.0),
+    "hardswish": lambda x: x * (x / 6 + 0.5).clamp(0.0, 1.0),
     "linear": lambda x: 1.7 * x,
 }
-PARAMETERS = {"swish": (1.0, 0.0), "clip": (-0.5, 6.0), "linear": (1.7, 0.0)}
+PARAMETERS = {"swish": (1.0, 0.0), "clip": (-0.5, 6.0), "hardswish": (1 / 6, 0.5), "linear": (1.7, 0.0)}
 WIDE = "avx512" in dnnl.lib().isa
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
