@@ -1,0 +1,41 @@
+"""The benchmark of trained models: its inputs, and its table."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks import real_models
+
+
+def test_inputs_fill_dynamic_axes_in_three_ways():
+    declared = [
+        ("image", "tensor(float)", ["batch", 3, -1, None]),
+        ("rows", "tensor(float)", [None, "h", "w", 3]),
+        ("sound", "tensor(float)", [None, "samples"]),
+        ("tokens", "tensor(int64)", ["n", "length"]),
+        ("rate", "tensor(int64)", []),
+        ("state", "tensor(float)", [2, None, 128]),
+    ]
+    shapes = [{name: array.shape for name, array in feed.items()} for feed in real_models.feeds(declared)]
+    assert shapes[0] == {
+        "image": (1, 3, 320, 320), "rows": (1, 320, 320, 3), "sound": (1, 576), "tokens": (1, 64), "rate": (),
+        "state": (2, 1, 128),
+    }  # fmt: skip
+    assert shapes[1]["image"] == (1, 3, 480, 640) and shapes[2]["sound"] == (2, 8000)
+    assert all(np.isfinite(array).all() for feed in real_models.feeds(declared) for array in feed.values())
+
+
+def test_the_table_has_ratios_and_what_failed():
+    ours = {"seconds": [1e-3, 2e-3, 3e-3], "first": 2.0, "later": 0.5, "nbytes": 5e6}
+    theirs = {"seconds": [2e-3, 4e-3, 3e-3], "first": 0.1, "later": 0.01, "nbytes": 3e6}
+    rows = [
+        {"name": "good.onnx", "nbytes": 1e6, "error": 2e-6, "fmtprop": ours, "onnxruntime": theirs},
+        {"name": "bad.onnx", "nbytes": 1e6, "failure": "no inputs: because"},
+    ]
+    text = real_models.table(rows)
+    assert "Time over onnxruntime's, 3 shapes of 1 files: geometric mean 0.63, largest 1.00" in text
+    assert (
+        "| `good.onnx` | 1.0 | 2e-06 | 1.00 / 2.00 / 3.00 | 0.50 / 0.50 / 1.00 | — | 2.00 | 0.10 | 0.50 | 0.01 |"
+        in text
+    )
+    assert "| `bad.onnx` | 1.0 | no inputs: because |" in text
