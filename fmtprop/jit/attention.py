@@ -86,6 +86,7 @@ class AttentionKernel(StandaloneKernel):
     """
 
     stem = "attention"
+    moves_freely = False
 
     batch: tuple[int, ...]
     queries: int
