@@ -30,6 +30,7 @@ def busy_programs(number: int) -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the times of:RuntimeWarning")  # the model answers for what stays disturbed
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not count waiting")
 def test_costs_beside_busy_programs_are_those_of_a_quiet_machine(tmp_path: Path) -> None:
     work = [(node, way) for channels in (32, 64) for node, found in [ways(channels, 56)] for way in found]
