@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.derivatives import with_derivatives
+from fmtprop.frontends.example_of_one import of_two
 from fmtprop.frontends.export_failures import depends_on_data, export_failure
 from fmtprop.frontends.source_text import check_keywords
 from fmtprop.frontends.state import attributes_kept, warn_of_state
@@ -99,6 +100,15 @@ def export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dynam
     check_keywords(kwargs)
     # torch's error about a key that a graph cannot hold is not helpful
     describe([], [], pytree.tree_map(lambda leaf: None, (args, kwargs)))
+    if dynamic_shapes is not None:
+        twice = of_two(module, args, kwargs, dynamic_shapes)
+        if any(a is not b for a, b in zip((*args, *kwargs.values()), (*twice[0], *twice[1].values()), strict=True)):
+            with suppress(ImportModelError):  # such as a sum with an axis of one that is not marked
+                return _program(module, *twice, dynamic_shapes)
+    return _program(module, args, kwargs, dynamic_shapes)
+
+
+def _program(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
     args, kwargs = _separated(args), _separated(kwargs)
     named = _with_names(module, args, kwargs, dynamic_shapes)
     with (

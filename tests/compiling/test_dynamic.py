@@ -69,6 +69,15 @@ def test_an_example_of_one_image_stands_for_any_number() -> None:
         torch.testing.assert_close(net(x)["logits"], model(x)["logits"], rtol=1e-4, atol=1e-5)
 
 
+def test_an_example_of_one_image_is_enough_where_a_reshape_joins_its_axes() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)).eval()
+    net = fp.compile(model, torch.randn(1, 3, 8, 8), dynamic_shapes=({0: Dim("n", max=64)},), tune="model")
+    assert net.shapes == [((1, 3, 8, 8),)]
+    for batch in (1, 3):
+        x = torch.randn(batch, 3, 8, 8)
+        torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-5)
+
+
 def test_the_report_is_of_a_call_or_of_the_plan_used_last() -> None:
     net = fp.compile(nn.Linear(4, 4), torch.ones(2, 4), dynamic_shapes=({0: Dim("n", max=8)},), tune="model")
     net(torch.ones(3, 4))
