@@ -41,18 +41,6 @@ class Agreement:
 def compare_outputs(actual: Any, expected: Any, tolerance: float) -> Agreement:
     """Compare outputs with the expected ones.
 
-    Parameters
-    ----------
-    actual, expected : torch.Tensor or nested tuple, list or mapping of torch.Tensor
-        Outputs of a callable and of the oracle; other objects in them are ignored.
-    tolerance : float
-        Largest admissible error, relative to the largest absolute value of the expected output.
-
-    Returns
-    -------
-    Agreement
-        NaN and infinity agree only with themselves, at the same position.
-
     Examples
     --------
     >>> compare_outputs(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), tolerance=0.1).error

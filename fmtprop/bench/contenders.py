@@ -85,11 +85,6 @@ class Contender:
     def prepare(self, material: Material) -> Callable[..., Any]:
         """Compile.
 
-        Returns
-        -------
-        callable
-            Takes the inputs, returns the outputs.
-
         Raises
         ------
         FmtpropError
@@ -154,11 +149,6 @@ def contender(name: str, options: Options | None = None) -> Contender:
 def against(names: Sequence[str], options: Options | None = None) -> list[Contender]:
     """Make the contenders of a race, fmtprop and others; all must be installed.
 
-    Returns
-    -------
-    list of Contender
-        fmtprop first, then the others in their order.
-
     Raises
     ------
     FmtpropError
@@ -200,16 +190,8 @@ def race(
 
     Parameters
     ----------
-    graph : Graph
-        Imported.
-    contenders : sequence of Contender
-        Contenders with distinct names.
-    reference : str, optional
-        Contender that is the reference of speed-ups.
     threads : int, optional
         Threads of every contender. Default: torch's setting.
-    rounds, repeats, seed : int, optional
-        See :func:`fmtprop.bench.processes.interleave_processes`; the inputs use the same seed.
     inputs : sequence of torch.Tensor, optional
         Default: random ones.
     module : callable, optional
@@ -217,15 +199,6 @@ def race(
         run the graph's ops one by one, which may be slower than the original if an op was decomposed.
     onnx : pathlib.Path, optional
         ONNX file of the module, written if it does not exist. Default: a temporary file.
-    others : mapping of str to callable, optional
-        Further contenders, as in :func:`fmtprop.bench.processes.interleave_processes`.
-    progress : callable, optional
-        Called with a description, turns done and turns in all.
-
-    Returns
-    -------
-    Benchmark
-        In the order of the contenders. Outputs are compared with PyTorch's f32.
 
     Raises
     ------
@@ -281,15 +254,6 @@ def _with_onnx(other: Peer, material: Material) -> Peer:
 
 def export(module: Callable[[], nn.Module], inputs: tuple[torch.Tensor, ...], onnx: Path) -> None:
     """Write an ONNX file and its weights in one step: if their folder exists, it is complete.
-
-    Parameters
-    ----------
-    module : callable
-        Makes the module.
-    inputs : tuple of torch.Tensor
-        Inputs of its shapes.
-    onnx : pathlib.Path
-        The file; nothing else may be in its folder.
 
     Raises
     ------

@@ -54,8 +54,6 @@ class Environment:
         ----------
         threads : int, optional
             Threads of each callable. Default: torch's setting.
-        versions : mapping of str to str, optional
-            Versions of further libraries, in addition to Python's and torch's.
 
         Examples
         --------

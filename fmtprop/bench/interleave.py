@@ -148,22 +148,6 @@ def take_turns(
 ) -> dict[str, list[_Answer]]:
     """Give each contender a turn in every round, in a new random order each time.
 
-    Parameters
-    ----------
-    turns : mapping of str to callable
-        Each takes one turn and returns one or several figures.
-    rounds : int
-        Turns of each contender.
-    seed : int
-        Seed of the orders.
-    progress : callable, optional
-        Called with (turns done, turns in all) after each turn.
-
-    Returns
-    -------
-    dict of str to list
-        One answer per round.
-
     Examples
     --------
     >>> take_turns({"a": lambda: 1.0, "b": lambda: 2.0}, rounds=2, seed=0)
@@ -192,13 +176,7 @@ def uncollected() -> Iterator[None]:
 
 
 def time_turn(run: Runnable, inputs: Sequence[torch.Tensor], repeats: int) -> float:
-    """Run once untimed, then return the median milliseconds of some runs.
-
-    Returns
-    -------
-    float
-        Milliseconds.
-    """
+    """Run once untimed, then return the median milliseconds of some runs."""
     run(*inputs)
     figures = []
     for _ in range(repeats):
@@ -213,14 +191,8 @@ def entry_of(name: str, agreement: Agreement, times: Mapping[str, Sequence[float
 
     Parameters
     ----------
-    name : str
-        Key of the contender.
-    agreement : Agreement
-        The comparison.
     times : mapping of str to sequence of float
         Milliseconds of all timed contenders, one per round.
-    reference : str
-        Contender that is the reference of speed-ups.
     """
     if name not in times:
         return Entry(name, agreement, (), None, None)

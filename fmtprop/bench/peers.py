@@ -47,20 +47,6 @@ class Peer(ABC):
     def prepare(self, module: nn.Module, example_inputs: Sequence[torch.Tensor], threads: int) -> Runnable:
         """Compile a module in inference mode.
 
-        Parameters
-        ----------
-        module : torch.nn.Module
-            The module; it is not changed.
-        example_inputs : sequence of torch.Tensor
-            Inputs of the callable's shapes.
-        threads : int
-            Threads of the runtime's own pool; for torch a setting of the process.
-
-        Returns
-        -------
-        callable
-            Takes the module's tensors, returns its outputs.
-
         Raises
         ------
         FmtpropError
@@ -285,10 +271,6 @@ def export_onnx(module: nn.Module, example_inputs: Sequence[torch.Tensor], path:
 
     Parameters
     ----------
-    module : torch.nn.Module
-        In inference mode.
-    example_inputs : sequence of torch.Tensor
-        Inputs that fix the shapes.
     path : pathlib.Path
         File to write; ``<path>.data`` holds the weights.
 
@@ -316,17 +298,6 @@ def export_onnx(module: nn.Module, example_inputs: Sequence[torch.Tensor], path:
 
 def require(package: str, peer_name: str) -> ModuleType:
     """Import a package of the extra ``bench``; OpenVINO without its usage statistics.
-
-    Parameters
-    ----------
-    package : str
-        Its name.
-    peer_name : str
-        The peer that needs it, for the message.
-
-    Returns
-    -------
-    module
 
     Raises
     ------

@@ -38,21 +38,8 @@ def compare_policies(
 
     Parameters
     ----------
-    graph : Graph
-        Imported.
-    options : sequence of Options
-        Options of each compilation; the first is the baseline of the ratios.
     threads : int, optional
         Threads of torch and oneDNN, for the whole process. Default: unchanged.
-    repeats : int, optional
-        Runs for the median of each step.
-    progress : callable, optional
-        Called with a description, steps done and steps in all, before each step and at the end.
-
-    Returns
-    -------
-    Comparison
-        Its ``failures`` name the policies with other outputs than PyTorch.
 
     Raises
     ------

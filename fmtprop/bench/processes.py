@@ -92,22 +92,10 @@ def interleave_processes(
 
     Parameters
     ----------
-    contenders : mapping of str to callable
-        Each is pickled, sent to its process, and called there once, to compile and compare.
-    reference : str
-        Key of the contender that is the reference of speed-ups.
-    rounds : int, optional
-        Turns of every contender.
-    repeats : int, optional
-        Timed runs in a turn.
-    warmup : int, optional
-        Untimed runs of every contender before the first round.
     seed : int, optional
         Seed of the order within the rounds.
     threads : int, optional
         Recorded with the result (contenders set their own threads). Default: torch's setting.
-    progress : callable, optional
-        Called with a description, turns done and turns in all.
 
     Returns
     -------
@@ -165,13 +153,6 @@ def converse(prepares: Mapping[str, Callable[[], Callable[[], Any]]], rounds: in
     prepares : mapping of str to callable
         Each is pickled, sent to its process, and called there once. It returns the function of a turn: without
         parameters, with picklable results.
-    rounds : int
-        Turns of each function.
-
-    Returns
-    -------
-    dict of str to list
-        Results by name, one for each round.
 
     Raises
     ------
@@ -189,18 +170,6 @@ def converse(prepares: Mapping[str, Callable[[], Callable[[], Any]]], rounds: in
 def call_in_process(name: str, function: Callable[[], Any]) -> Any:
     """Call a function in a new process and return its result.
 
-    Parameters
-    ----------
-    name : str
-        For messages.
-    function : callable
-        Picklable, with a picklable result. Torch tensors must go through files, since their memory ends with the
-        process.
-
-    Returns
-    -------
-    object
-
     Raises
     ------
     FmtpropError
@@ -212,11 +181,6 @@ def call_in_process(name: str, function: Callable[[], Any]) -> Any:
 
 def _processor_time() -> float:
     """Return the processor seconds of this process and of the processes that it started (living or waited for).
-
-    Returns
-    -------
-    float
-        Seconds; without ``/proc``, only of this process.
 
     Notes
     -----

@@ -100,17 +100,7 @@ class Expected:
 
 
 def figures_of(step: Trainable, call: Callable[..., Any], precision: str = "f32") -> dict[str, torch.Tensor]:
-    """Return loss, gradients and buffers after one step, by description; the module is as before afterwards.
-
-    Parameters
-    ----------
-    step : Trainable
-        Module, inputs and loss.
-    call : callable
-        The module itself, or its compiled form.
-    precision : {"f32", "bf16", "f16"}
-        a narrower one calls it under autocast.
-    """
+    """Return loss, gradients and buffers after one step, by description; the module is as before afterwards."""
     state = copy.deepcopy(step.module.state_dict())
     torch.manual_seed(0)
     with autocast(precision):
@@ -140,16 +130,8 @@ def compare_steps(
 
     Parameters
     ----------
-    make : callable
-        Makes the module.
-    options : sequence of Options
-        Options of each compilation; the first is the baseline of the ratios.
     threads : int, optional
         Threads of torch and oneDNN, for the whole process. Default: unchanged.
-    repeats : int, optional
-        Runs for the median of each step.
-    progress : callable, optional
-        Called with a description, steps done and steps in all.
 
     Returns
     -------
@@ -196,20 +178,8 @@ def race_steps(
 
     Parameters
     ----------
-    make : callable
-        Makes the module; picklable.
-    contenders : sequence of Contender
-        fmtprop's options, eager PyTorch and Inductor.
-    dtype : {"f32", "bf16", "f16"}
-        A narrower one runs PyTorch under autocast.
-    reference : str, optional
-        Contender that is the reference of speed-ups.
     threads : int, optional
         Threads of every contender. Default: torch's setting.
-    rounds, repeats : int, optional
-        See :func:`fmtprop.bench.processes.interleave_processes`.
-    progress : callable, optional
-        Called with a description, turns done and turns in all.
 
     Raises
     ------

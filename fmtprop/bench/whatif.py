@@ -132,23 +132,7 @@ def side_by_side(
     progress: Callable[[str, int, int], None],
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> list[Outcome]:
-    """Plan and measure each case, one after the other.
-
-    Parameters
-    ----------
-    model : str
-        As the command line takes it.
-    found : sequence of Case
-        The ways.
-    tune : str
-        Where costs come from.
-    repeats : int
-        Runs over which medians are taken.
-    progress : callable
-        Called with a description, cases done and cases in all.
-    shapes : mapping of str to sequence of int, optional
-        Dimensions of the inputs of an ONNX model with dynamic axes.
-    """
+    """Plan and measure each case, one after the other."""
     outcomes = []
     for done, case in enumerate(found):
         progress(str(case), done, len(found))

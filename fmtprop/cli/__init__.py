@@ -13,11 +13,6 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program and end the process.
 
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        The words after the program's name; those of this process if not given.
-
     Raises
     ------
     SystemExit

@@ -20,12 +20,8 @@ def module_maker(
 
     Parameters
     ----------
-    model : str
-        A factory or an exported program.
     inputs : sequence of str, optional
         Shapes, as ``8x3x224x224``.
-    train : bool
-        Whether the option is given.
     sizes : mapping
         The shapes of ``--shape``, which other models have.
 

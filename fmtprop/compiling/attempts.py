@@ -31,15 +31,7 @@ class Attempts:
             return None
 
     def settle(self, model: str, kept: str, stacklevel: int) -> dict[str, str]:
-        """Return the reason of each drop, and warn the user; forget the errors, since their frames keep objects alive.
-
-        Parameters
-        ----------
-        model, kept : str
-            Names of the model, and of the alternative in use.
-        stacklevel : int
-            Argument of :func:`warnings.warn`.
-        """
+        """Return the reason of each drop, warn the user, and forget the errors: their frames keep objects alive."""
         dropped = {name: f"{type(error).__name__}: {error}" for name, error in self.failed.items()}
         self.failed.clear()
         if dropped:

@@ -63,27 +63,11 @@ class Budget:
         return max(0.0, self.total - self._reserve - (self._clock() - self._start))
 
     def keep(self, *, nodes: int, kinds: int, packed_nbytes: int) -> None:
-        """Keep the time of the stages that cannot be left out: checks, and the packing of weights.
-
-        Parameters
-        ----------
-        nodes, kinds : int
-            Nodes of the plan, and distinct implementations among them.
-        packed_nbytes : int
-            Bytes of its constants, and of the results of the nodes that run once on them.
-        """
+        """Keep the time of the stages that cannot be left out: checks, and the packing of weights."""
         self._reserve = NODE_SECONDS * nodes + _KIND_SECONDS * kinds + packed_nbytes / _PACKED_NBYTES
 
     def allows(self, work: str, seconds: float) -> bool:
-        """Return whether optional work fits; otherwise it is recorded as left out.
-
-        Parameters
-        ----------
-        work : str
-            Its name, for the user.
-        seconds : float
-            Estimate of its time.
-        """
+        """Return whether optional work fits; otherwise it is recorded as left out."""
         left = self.left
         if seconds <= left:
             return True

@@ -327,12 +327,8 @@ def like_another_shape(normal: Graph, other: Entrant, setting: Setting, costs: T
 
     Parameters
     ----------
-    normal : Graph
-        A normal graph.
     other : Entrant
         The plan of another shape of the model.
-    setting : Setting
-        Who runs it.
     costs : TunedCosts
         Costs of nodes that cannot run as for the other shape, and for reports.
     """

@@ -26,17 +26,6 @@ def compile_graph(
 ) -> CompiledModel:
     """Plan an imported graph: :func:`compile` without the import.
 
-    Parameters
-    ----------
-    graph : Graph
-        Imported.
-    options : Options
-        How.
-    owned : bool
-        Whether nothing else uses the graph's constants: then the compilation drops them as it packs them.
-    shapes : Shapes, optional
-        The model's plans for other shapes. This one takes their weights and choices if possible.
-
     Raises
     ------
     GraphError, PlanError, UnsupportedOpError

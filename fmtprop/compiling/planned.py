@@ -73,11 +73,6 @@ class Planned:
     def plan_for(self, threads: int) -> Plan:
         """Make the plan for another number of threads: in the same formats, by primitives that are chosen anew.
 
-        Returns
-        -------
-        Plan
-            It shares the packed constants. The first plan, with a warning, where a node has no primitive.
-
         Raises
         ------
         PlanError

@@ -64,16 +64,7 @@ class Plans(Generic[Key, Plan]):
         return plan
 
     def get(self, key: Key, make: Callable[[], Plan], is_valid: Callable[[Plan], bool] = lambda plan: True) -> Plan:
-        """Return the plan of a key; it is made if there is none, or none that is valid.
-
-        Parameters
-        ----------
-        key : hashable
-        make : callable
-            Makes the plan. It runs in one thread at a time; the others wait for it.
-        is_valid : callable
-            Says whether a plan may still be used.
-        """
+        """Return the plan of a key; it is made if there is none, or none that is valid."""
         plan = self.known(key)
         if plan is not None and is_valid(plan):
             return plan

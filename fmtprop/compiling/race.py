@@ -113,8 +113,6 @@ def race(
     ----------
     plans : mapping of str to Plan
         Plans of the same model, by name; the first is preferred unless another is clearly faster.
-    inputs : sequence of torch.Tensor
-        Inputs of the runs.
     budget : float
         Seconds to spend; there is at least one round, and there are more if the first plan does not win.
     fewest : int
@@ -122,10 +120,6 @@ def race(
     expected : float
         Expected seconds of the first plan. If it takes much longer, it is interrupted, and only run to its end if all
         others are as slow.
-    attempts : Attempts, optional
-        Records plans that cannot run.
-    most : float, optional
-        Seconds for all runs, whatever `budget` and `fewest` ask for: further rounds must fit.
 
     Returns
     -------

@@ -16,15 +16,7 @@ from fmtprop.targets.executable import implementation
 
 
 def with_constants(formatted: Graph, weights: PackedForms) -> Graph:
-    """Return a graph with constants that are read from packed forms when they are needed.
-
-    Parameters
-    ----------
-    formatted : Graph
-        It is not changed.
-    weights : PackedForms
-        The constants of its plans.
-    """
+    """Return a graph with constants that are read from packed forms when they are needed."""
     graph, known = formatted.copy(), weights.origins()
     computed = graph.dependents()
     for node in graph.nodes():

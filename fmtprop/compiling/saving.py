@@ -68,10 +68,6 @@ def document_of(plans: Sequence[Planned], options: Options, extra: Mapping[str, 
     ----------
     plans : sequence of Planned
         The plans of one model, for one shape or for several.
-    options : Options
-        How a further plan would be made.
-    extra : mapping
-        What the model has besides: plain data.
 
     Raises
     ------

@@ -58,17 +58,11 @@ def snapshots(
 
     Parameters
     ----------
-    graph : Graph
-        Imported; it is not changed.
     stage : {"formatted", "normal", "imported"}
         The last stage. Formats are chosen as :func:`fmtprop.compile` does, but without a plan, its checks, and the
         race, which may replace the choice by cost.
     policy : {"optimal", "propagate", "naive", "plain"}
         Policy of format assignment; ``"optimal"`` uses modelled costs.
-    dtype : {"f32", "bf16", "f16"}
-        Data type of compute-intensive ops.
-    target : str
-        Name of the target.
     passes : bool
         True for the imported graph and the graph after every pass, in order; False for only the last graph.
 

@@ -49,27 +49,8 @@ def normalise(
 
     Parameters
     ----------
-    graph : Graph
-        Imported; it is not changed.
-    dtype : {"f32", "bf16", "f16"}
-        Data type of compute-intensive ops.
-    observer : callable, optional
-        Called after each pass with its name and its graph.
-    target : Provider, optional
-        Who will execute: oneDNN if not given.
-    special_values : {"fast", "kept", "exact"}
-        See :func:`fmtprop.compile`.
-    weights : {None, "int8", "int4"}
-        See :func:`fmtprop.compile`.
     is_known : bool
         Whether the graph of another shape was normalised before.
-
-    Returns
-    -------
-    Graph
-        The normal graph.
-    str
-        The real data type of compute-intensive ops: f32 if oneDNN has no bf16, with a warning.
 
     Raises
     ------

@@ -35,8 +35,6 @@ def compare(
 
     Parameters
     ----------
-    ours, theirs : callable
-        The sides.
     rest : callable, optional
         Returns the memory that a side keeps between its runs. It is called before each change of sides, so that a
         comparison needs as much memory as the larger side. The next run, which takes new memory, does not count.

@@ -75,8 +75,6 @@ class PostOps(Handle[_abi.dnnl_post_ops_t]):
         ----------
         alg : str
             Such as ``"eltwise_relu"``.
-        alpha, beta : float
-            Meaning depends on the algorithm.
         """
         status = lib().post_ops_append_eltwise(self.handle, algorithm(alg), alpha, beta)
         return self._appended("eltwise", status, PostOp("eltwise", alg, (alpha, beta)))

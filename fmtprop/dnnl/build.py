@@ -28,11 +28,6 @@ _TAG_NUMBERS = {name: number for number, name in enumerate(_abi.FORMAT_TAGS)}
 def create(desc: MemoryDesc) -> _abi.dnnl_memory_desc_t:
     """Return a new native descriptor; the caller becomes its owner.
 
-    Parameters
-    ----------
-    desc : MemoryDesc
-        Any kind but opaque.
-
     Raises
     ------
     ShapeError

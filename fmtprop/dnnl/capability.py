@@ -37,11 +37,6 @@ def supports(dtype: object) -> bool:
     dtype : DataType or str
         Such as ``"bf16"``; ``"s8"`` and ``"u8"`` mean the source, with s8 weights.
 
-    Returns
-    -------
-    bool
-        False if oneDNN refuses a convolution or has only its reference code for it.
-
     Examples
     --------
     >>> from fmtprop import dnnl

@@ -223,21 +223,7 @@ def _openmp_runtimes() -> tuple[str, ...]:
 def advice_for(
     library: Library, torch_threads: int, data_types: dict[str, bool], openmp: tuple[str, ...], cpus: int
 ) -> tuple[str, ...]:
-    """Return advice for a user of a library.
-
-    Parameters
-    ----------
-    library : Library
-        The loaded library.
-    torch_threads : int
-        PyTorch's number of threads; 0 if it is not loaded.
-    data_types : dict of str to bool
-        Whether the CPU has kernels for a data type.
-    openmp : tuple of str
-        Files of the OpenMP runtimes in this process.
-    cpus : int
-        CPUs that this process may use.
-    """
+    """Return advice for a user of a library."""
     advice = []
     if not torch_threads:
         advice.append(f"PyTorch {library.torch}: fp.from_torch and the reference target need it (pip install torch)")

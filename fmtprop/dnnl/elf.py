@@ -43,11 +43,6 @@ class Build:
 def read_build(path: str | os.PathLike[str]) -> Build:
     """Read version and dependencies of a oneDNN library from its file.
 
-    Parameters
-    ----------
-    path : path-like
-        Any file; nothing in it is executed.
-
     Returns
     -------
     Build

@@ -39,29 +39,12 @@ _lock = ProcessLock()
 
 
 def fork_guard() -> bool:
-    """Return whether the calling thread must not open a parallel region.
-
-    Returns
-    -------
-    bool
-        True in the main thread of a forked child if the parent had started OpenMP threads (or other native threads:
-        both look the same). There, oneDNN and PyTorch must be called through `after_fork`.
-    """
+    """Return whether the calling thread must not open a parallel region."""
     return _State.crippled is not None and _State.crippled == threading.get_ident()
 
 
 def after_fork(function: Callable[[], T]) -> T:
     """Call a function in a thread in which parallel regions work: this one, or a new one after a fork.
-
-    Parameters
-    ----------
-    function : callable
-        Without arguments.
-
-    Returns
-    -------
-    object
-        The function's result; its exception is raised here.
 
     Raises
     ------

@@ -14,11 +14,6 @@ def trim_heap() -> bool:
 
     Packing weights frees tensors of many megabytes. glibc keeps this memory, but a plan needs no more large tensors.
 
-    Returns
-    -------
-    bool
-        Whether the C library has the function (glibc).
-
     References
     ----------
     ``malloc_trim(3)``.

@@ -130,10 +130,6 @@ class Library:
         ----------
         name : str
             C name, such as ``"omp_get_max_threads"``.
-
-        Returns
-        -------
-        callable or None
         """
         return getattr(self._cdll, name, None)
 
@@ -155,11 +151,6 @@ class Library:
 
         A primitive must be executed with the number of threads that it was created with. A new thread does not inherit
         the number: call this there before executing. No effect without OpenMP.
-
-        Parameters
-        ----------
-        count : int
-            At least 1.
         """
         function = self.runtime_function("omp_set_num_threads") if self.runtime == "OMP" else None
         if function is not None:
@@ -236,17 +227,6 @@ def status_name(status: int) -> str:
 
 def raise_status(function: str, status: int, details: str = "", repro: str = "") -> None:
     """Raise `DnnlError` if a oneDNN call failed.
-
-    Parameters
-    ----------
-    function : str
-        Name of the C function.
-    status : int
-        Its result; 0 is success.
-    details : str, optional
-        Operand descriptors, rule and remedy.
-    repro : str, optional
-        benchdnn command line.
 
     Raises
     ------

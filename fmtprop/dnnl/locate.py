@@ -91,15 +91,7 @@ class Candidate:
 
 
 def candidates() -> list[Candidate]:
-    """Return the installed libraries, best first, each file once.
-
-    Returns
-    -------
-    list of Candidate
-        Sorted by the kind of threads, then by version (newest first), then by origin: wheels, a conda environment, a
-        oneAPI installation, the system's directories. Files of other versions than v3.x follow, and the dynamic
-        loader's name is last. The explicit path (`explicit_path`) is not among them.
-    """
+    """Return the installed libraries, best first, each file once."""
     files: dict[str, Candidate] = {}
     for path, origin in _all_files():
         files.setdefault(os.path.realpath(path), Candidate(str(path), origin, read_build(path)))
@@ -131,11 +123,6 @@ def explicit_path() -> Candidate | None:
 
 def opencl_cpu_driver(library: str) -> str | None:
     """Return ``libintelocl.so`` next to a DPC++ build, or None.
-
-    Parameters
-    ----------
-    library : str
-        Path of the oneDNN library.
 
     Returns
     -------

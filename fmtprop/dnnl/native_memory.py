@@ -78,15 +78,8 @@ def memory_of(tensor: torch.Tensor, desc: NativeDesc) -> Memory:
 
     Parameters
     ----------
-    tensor : torch.Tensor
-        A CPU tensor; only its methods are used.
     desc : NativeDesc
         The layout of the bytes from ``tensor.data_ptr()`` on.
-
-    Returns
-    -------
-    Memory
-        Keeps the tensor alive.
 
     Raises
     ------

@@ -148,11 +148,6 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
             ``src``, ``weights``, ``dst``, ``workspace``, ``scratchpad``, their ``diff_`` forms, with an index:
             ``src_1``, or an execution argument: ``bias``, ``src_layer``.
 
-        Returns
-        -------
-        NativeDesc or None
-            None if the primitive has no such operand.
-
         Raises
         ------
         UnsupportedOpError
@@ -170,18 +165,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         return self._query(_MD_QUERIES[base], position)
 
     def arg_md(self, arg: int) -> NativeDesc | None:
-        """Return the descriptor that an execution argument must have.
-
-        Parameters
-        ----------
-        arg : int
-            An `Arg`, or-ed for post-ops.
-
-        Returns
-        -------
-        NativeDesc or None
-            None if the primitive takes no such argument.
-        """
+        """Return the descriptor that an execution argument must have."""
         return self._query(_EXEC_ARG_MD, int(arg))
 
     @property
@@ -216,13 +200,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         return other
 
     def implementations(self) -> Iterator[PrimitiveDesc]:
-        """Yield this implementation and all later ones, in oneDNN's order of preference.
-
-        Yields
-        ------
-        PrimitiveDesc
-            This object first; then new objects, each owned by the caller.
-        """
+        """Yield this implementation and all later ones, in oneDNN's order of preference."""
         yield self
         # dnnl_primitive_desc_next_impl changes its argument, and a clone loses its position in the list. So a fresh
         # descriptor iterates, and each implementation is cloned.
@@ -234,11 +212,6 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
 
         For callers that look at many implementations and keep few: `sketch` returns an object that keeps the present
         one.
-
-        Yields
-        ------
-        PrimitiveDesc
-            This object each time. It must be newly created: a clone has lost its position in the list.
         """
         while self.index < _MOST_IMPLEMENTATIONS:
             yield self
@@ -273,8 +246,6 @@ def create(problem: Problem, attr: PrimitiveAttr | None = None, hint: PrimitiveD
 
     Parameters
     ----------
-    problem : Problem
-        Such as a `Convolution`.
     attr : PrimitiveAttr, optional
         Default: scratchpad mode user, nothing else.
     hint : PrimitiveDesc, optional
@@ -346,7 +317,6 @@ class Primitive(Handle[_abi.dnnl_primitive_t]):
 
         Parameters
         ----------
-        stream : Stream
         arguments : mapping of int to Memory
             Argument number -> memory, including a scratchpad of more than 0 bytes.
 

@@ -13,16 +13,6 @@ from fmtprop.layout.tags import MAX_NDIMS
 def int64_array(values: Iterable[int], what: str) -> Array[c_int64]:
     """Return a C array of int64; refuse a number that does not fit (ctypes would wrap silently).
 
-    Parameters
-    ----------
-    values : iterable of int
-    what : str
-        Name of the parameter, for the message.
-
-    Returns
-    -------
-    ctypes array
-
     Raises
     ------
     ShapeError

@@ -62,21 +62,12 @@ def backend(
 
     Parameters
     ----------
-    module : torch.fx.GraphModule
-        The captured graph.
-    example_inputs : sequence
-        Its inputs, parameters among them.
     mode : str, optional
         ``"max-autotune"`` measures costs on this machine, as ``tune="measure"`` does.
     options : mapping, optional
         Options of :func:`fmtprop.compile`: ``dtype``, ``policy``, ``target``, ``tune``, ``verify``, …; and
         ``grow_caches``, False by default: caches that grow by ``torch.cat`` get memory with room behind them, so that
         the next concat copies only the new elements. Then old and new cache share memory, and neither is contiguous.
-
-    Returns
-    -------
-    callable
-        If the graph needs gradients, forward and backward are one plan (:mod:`fmtprop.training`).
 
     Raises
     ------

@@ -90,10 +90,6 @@ def parted(module: fx.GraphModule, constants: frozenset[int], *, own_views: bool
 
     Parameters
     ----------
-    module : torch.fx.GraphModule
-        ATen calls, of which those at the end may write to inputs; see :func:`in_place`.
-    constants : frozenset of int
-        Positions of the inputs that are constants.
     own_views : bool
         Whether each piece makes the views of constants that it reads. Then its weights are constants of its plan, which
         keeps them in a form of its own, such as codes. Otherwise the first piece makes all views, and later ones read

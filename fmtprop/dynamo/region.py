@@ -219,18 +219,7 @@ class Region:
         return made
 
     def wins(self, ours: Callable[[], object], theirs: Callable[[], object]) -> bool:
-        """Compare the plan that this thread's last call has made, if it made one, with the captured graph.
-
-        Parameters
-        ----------
-        ours, theirs : callable
-            The same call, by way of the region and by the captured graph.
-
-        Returns
-        -------
-        bool
-            Whether the plan is the faster, or was chosen before.
-        """
+        """Compare the plan that this thread's last call has made, if it made one, with the captured graph."""
         made, self.new.plan = self.new.plan, None
         if made is None:
             return True

@@ -53,11 +53,6 @@ _SPELLED = ("ScalarType", "Device", "Layout", "MemoryFormat")
 def importers() -> dict[str, tuple[str, Importer]]:
     """Collect every op's importers.
 
-    Returns
-    -------
-    dict
-        ATen overload name to the name of the op and its importer.
-
     Raises
     ------
     GraphError
@@ -134,11 +129,6 @@ class CallImporter:
 
     def add(self, call: FoundCall) -> Any:
         """Add the nodes of a call.
-
-        Returns
-        -------
-        Value, Parts, list of these, or None
-            Its results.
 
         Raises
         ------

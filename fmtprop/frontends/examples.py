@@ -21,12 +21,8 @@ def check_examples(graph: Graph, example_inputs: Any, kwargs: Mapping[str, Any] 
 
     Parameters
     ----------
-    graph : Graph
-        Imported.
     example_inputs : torch.Tensor, tuple or None
         A tensor or the positional arguments; None is always fine.
-    kwargs : mapping of str to object, optional
-        The keyword arguments.
 
     Raises
     ------

@@ -69,15 +69,6 @@ def import_functional(program: Calls, constants: Mapping[int, torch.Tensor], nam
     ----------
     program : torch.fx.GraphModule, or object with a graph
         ATen calls without mutation, for fixed sizes; each node's ``meta["val"]`` is its result without data.
-    constants : mapping of int to torch.Tensor
-        The inputs that never change, by position.
-    name : str
-        Name of the graph.
-
-    Returns
-    -------
-    Functional
-        Its graph has no output where the program only gives back arguments and views of them.
 
     Raises
     ------

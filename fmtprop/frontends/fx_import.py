@@ -44,20 +44,11 @@ def import_calls(graph: Graph, module: Calls, values: Mapping[str, Any], outputs
 
     Parameters
     ----------
-    graph : Graph
-        The graph that grows.
-    module : torch.fx.GraphModule, or object with a graph
-        A functional program: no mutation, no aliasing.
     values : mapping of str to object
         Meaning of each placeholder: a :class:`Value`, or a fixed plain number. Of each ``get_attr`` node too, if the
         module does not have its tensor.
     outputs : int, optional
         Number of the first results that leave the graph, so must be real; by default all.
-
-    Returns
-    -------
-    list
-        The program's results: Values, plain numbers, and parts of complex tensors that do not leave the graph.
 
     Raises
     ------

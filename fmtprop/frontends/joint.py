@@ -91,10 +91,6 @@ def import_joint(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
     forward, backward : torch.fx.GraphModule
         Functional programs of ATen calls for fixed sizes. The forward's results after the caller's are the first
         arguments of the backward.
-    outputs : int
-        Number of the forward's results for its caller.
-    name : str
-        Name of the graph.
 
     Returns
     -------

@@ -27,15 +27,7 @@ _SIZES, _AXES = ("size", "shape"), ("dim", "dim0", "dim1", "dims")
 
 
 def call_of_parts(target: str, args: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the arguments of the call of parts; None if it is not the same call.
-
-    Parameters
-    ----------
-    target : str
-        The overload.
-    args : mapping of str to object
-        Every argument by its schema name.
-    """
+    """Return the arguments of the call of parts; None if it is not the same call."""
     tensors = [name for name in ("self", "other", "src", "tensors") if name in args]
     flat = [one for name in tensors for one in (args[name] if isinstance(args[name], list) else [args[name]])]
     if target not in _ALIKE or not all(isinstance(one, Parts) for one in flat):

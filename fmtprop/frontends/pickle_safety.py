@@ -109,8 +109,6 @@ def check_tensor_file(data: memoryview, where: str) -> None:
     ----------
     data : memoryview
         The whole file, in bytes. PyTorch writes an empty file for "no value".
-    where : str
-        Name of the file in messages.
 
     Raises
     ------
@@ -144,10 +142,6 @@ def check_pickle(program: bytes, where: str, records: Mapping[str, int]) -> None
 
     Parameters
     ----------
-    program : bytes
-        The pickle.
-    where : str
-        Name of the file in messages.
     records : mapping of str to int
         Size in bytes of each record of tensor data, by its key.
 

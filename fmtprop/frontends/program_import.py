@@ -32,10 +32,6 @@ def import_program(program: ExportedProgram, name: str, signature: inspect.Signa
 
     Parameters
     ----------
-    program : torch.export.ExportedProgram
-        Functional, with fixed sizes.
-    name : str
-        Name of the graph.
     signature : inspect.Signature, optional
         Signature of the module's ``forward``, if there is a module.
 

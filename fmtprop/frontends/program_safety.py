@@ -75,18 +75,6 @@ _FACTORIES: Final = frozenset({"bool", "dict", "float", "int", "list", "set", "s
 def parse_json(data: bytes, where: str) -> Any:
     """Parse a JSON member of bounded size and depth.
 
-    Parameters
-    ----------
-    data : bytes
-        The text, in UTF-8.
-    where : str
-        Name of the member in messages.
-
-    Returns
-    -------
-    object
-        Plain dictionaries, lists, strings and numbers.
-
     Raises
     ------
     ImportModelError
@@ -102,13 +90,6 @@ def parse_json(data: bytes, where: str) -> Any:
 
 def check_program(data: bytes, where: str) -> None:
     """Check a serialized exported program.
-
-    Parameters
-    ----------
-    data : bytes
-        The JSON text.
-    where : str
-        Name of the member in messages.
 
     Raises
     ------

@@ -63,11 +63,6 @@ def drawn_first(program: fx.GraphModule) -> fx.GraphModule:
 def with_draws(program: fx.GraphModule) -> tuple[fx.GraphModule, list[Draw]]:
     """Return the program with a last argument for each call that draws, and the functions that draw these.
 
-    Parameters
-    ----------
-    program : torch.fx.GraphModule
-        Functional; it is not changed.
-
     Raises
     ------
     ImportModelError

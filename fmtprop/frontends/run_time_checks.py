@@ -21,11 +21,6 @@ _START = torch.ops.aten.sym_storage_offset.default
 def drop_checks(graph: fx.Graph) -> None:
     """Remove the numbers that are read from tensors for run-time checks alone, and these checks.
 
-    Parameters
-    ----------
-    graph : torch.fx.Graph
-        A functional program. It is changed.
-
     Warns
     -----
     UserWarning
@@ -49,13 +44,7 @@ def drop_checks(graph: fx.Graph) -> None:
 
 
 def index_by_tensors(graph: fx.Graph) -> None:
-    """Replace each selection at a number that was read from a tensor by an indexing with the tensor.
-
-    Parameters
-    ----------
-    graph : torch.fx.Graph
-        A functional program. It is changed.
-    """
+    """Replace each selection at a number that was read from a tensor by an indexing with the tensor."""
     aten = torch.ops.aten
     for node in list(graph.nodes):
         if node.target not in (aten.select.int, aten.select_scatter.default):

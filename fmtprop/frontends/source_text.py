@@ -30,11 +30,6 @@ _TEXT = re.compile(r"""[^"'\\]*""")
 def is_name(text: str) -> bool:
     """Return whether a string can name a value, an argument or a keyword.
 
-    Parameters
-    ----------
-    text : str
-        A string that is inserted unchanged; the empty string is harmless.
-
     Examples
     --------
     >>> is_name("conv2d_1"), is_name("größe"), is_name("x=print()")
@@ -46,11 +41,6 @@ def is_name(text: str) -> bool:
 def is_path(text: str) -> bool:
     """Return whether a string can be the path of a parameter, a buffer or a module: atoms separated by dots.
 
-    Parameters
-    ----------
-    text : str
-        A string that is inserted as attributes, or between double quotes if an atom is not an identifier.
-
     Examples
     --------
     >>> is_path("layer1.0.a-b.weight"), is_path('a") or print("'), is_path("__class__.forward")
@@ -61,11 +51,6 @@ def is_path(text: str) -> bool:
 
 def is_text(text: str) -> bool:
     """Return whether a string cannot end quotes of either kind.
-
-    Parameters
-    ----------
-    text : str
-        A key of an input dictionary, or an input string.
 
     Examples
     --------
@@ -80,11 +65,6 @@ def check_parameter(path: str) -> None:
 
     A model in this process is the caller's own code, so this check is weaker than :func:`is_path`: the source must be
     valid.
-
-    Parameters
-    ----------
-    path : str
-        Qualified name in the module.
 
     Raises
     ------

@@ -61,11 +61,6 @@ class Sizes:
     def check(self, given: Sequence[torch.Tensor]) -> None:
         """Refuse tensors with sizes that the program was not exported for.
 
-        Parameters
-        ----------
-        given : sequence of torch.Tensor
-            One for each tensor that the program takes.
-
         Raises
         ------
         InputError
@@ -140,18 +135,6 @@ def _is_of_types(guard: Any) -> bool:
 def specialised(program: ExportedProgram, given: Sequence[torch.Tensor]) -> ExportedProgram:
     """Return a program for the sizes of some inputs.
 
-    Parameters
-    ----------
-    program : torch.export.ExportedProgram
-        Functional.
-    given : sequence of torch.Tensor
-        One for each tensor that the program takes; only shapes and data types are read.
-
-    Returns
-    -------
-    torch.export.ExportedProgram
-        The program with the same calls and weights. All sizes are numbers; calls that only compute sizes are gone.
-
     Raises
     ------
     InputError
@@ -184,8 +167,6 @@ def specialised_module(module: fx.GraphModule, given: Sequence[Any]) -> Calls:
 
     Parameters
     ----------
-    module : torch.fx.GraphModule
-        ATen calls.
     given : sequence
         One tensor or number for each placeholder; of a tensor, only its type, shape and strides are read.
 

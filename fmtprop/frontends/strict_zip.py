@@ -49,13 +49,6 @@ def read_members(archive: memoryview, where: str) -> Mapping[str, memoryview]:
     ----------
     archive : memoryview
         The whole file, in bytes.
-    where : str
-        Name of the file in messages.
-
-    Returns
-    -------
-    mapping of str to memoryview
-        Contents by name, in the order of the directory; views, not copies.
 
     Raises
     ------

@@ -31,8 +31,6 @@ def tensor_type(value: Any, label: str | Callable[[], str]) -> TensorType:
 
     Parameters
     ----------
-    value : object
-        Value recorded by the exporter.
     label : str or callable
         Description in messages: ``"input x"``, or a function that makes it.
 

@@ -93,15 +93,8 @@ def from_torch_symbolic(
 
     Parameters
     ----------
-    module, example_inputs, kwargs
-        As :func:`from_torch`.
     dynamic_shapes : dict, tuple or list, optional
         Which axes may change, as ``torch.export.export`` takes it. An exported program has it already.
-
-    Returns
-    -------
-    Exported
-        It makes the graph for each set of sizes.
 
     Raises
     ------
@@ -138,11 +131,6 @@ class Exported:
 
     def graph(self, given: Sequence[torch.Tensor]) -> Graph:
         """Import the program for the sizes of some inputs.
-
-        Parameters
-        ----------
-        given : sequence of torch.Tensor
-            One for each tensor that the model takes.
 
         Returns
         -------

@@ -58,8 +58,6 @@ def trainable(model: str, shapes: Sequence[Sequence[int]] = ()) -> Trainable:
     ----------
     model : str
         ``package.module:factory`` or ``file.py:factory``, or the path of a ``.pt2``.
-    shapes : sequence of sequence of int, optional
-        Shapes of f32 inputs, for a factory that returns only a module.
 
     Raises
     ------

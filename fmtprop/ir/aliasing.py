@@ -61,17 +61,6 @@ def overwrite_hazard(graph: Graph, value: Value, by: str, operand: str) -> str:
 
     The answer depends only on edges, never on the order of independent nodes, so it stays valid after later passes. A
     part of a buffer may be overwritten if no node reads that part later.
-
-    Parameters
-    ----------
-    graph : Graph
-        The graph.
-    value : Value
-        The value to overwrite.
-    by : str
-        The node that overwrites it.
-    operand : str
-        The node's operand that reads the value.
     """
     root = storage(graph, value)
     owner = graph.node(root.node)

@@ -66,8 +66,6 @@ class Deferred:
         ----------
         function : callable
             Must not change its argument, unless that is fresh.
-        fresh, largest
-            Properties of the result.
         """
         return Deferred(self.type_, self.strides, lambda: function(self.make()), fresh, largest)
 
@@ -78,10 +76,6 @@ class Deferred:
 
         Parameters
         ----------
-        view : callable
-            Makes the view.
-        type_ : TensorType
-            Type of the view.
         strides : tuple of int
             Strides of the view in elements.
         """

@@ -64,8 +64,6 @@ def save(graph: Graph, path: str | os.PathLike[str], weights: str = "auto") -> N
 
     Parameters
     ----------
-    graph : Graph
-        An imported or a normal graph; formats and choices are not stored.
     path : path
         The JSON file; the side file has the same stem and the suffix ``.safetensors``.
     weights : {"auto", "inline"}
@@ -154,19 +152,6 @@ def spell_floats(item: Any) -> Any:
 
 def load(path: str | os.PathLike[str], *, deferred: bool = False) -> Graph:
     """Read a graph file.
-
-    Parameters
-    ----------
-    path : path
-        A file from :func:`save` or from any source: nothing in it is trusted, and nothing is executed.
-    deferred : bool
-        Whether large weights are read on each request (:class:`~fmtprop.ir.deferred.Deferred`); until then the file
-        must not change.
-
-    Returns
-    -------
-    Graph
-        A graph, verified at stage imported.
 
     Raises
     ------

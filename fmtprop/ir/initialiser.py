@@ -126,11 +126,6 @@ class Initialiser:
             float32 for the random kinds; any numeric type that holds the value exactly for ``"constant"``
             (float types round it).
 
-        Returns
-        -------
-        numpy.ndarray
-            A new C-contiguous array, the caller's to keep.
-
         Raises
         ------
         GraphError
@@ -202,11 +197,6 @@ class Initialiser:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object, ``{"kind": …, "seed": …, <parameter>: …}``.
 
-        Returns
-        -------
-        dict
-            Only str, int and float; ``"seed"`` is left out of a constant.
-
         Examples
         --------
         >>> Initialiser.uniform(seed=3, low=0.0, high=1.0).to_json()
@@ -218,11 +208,6 @@ class Initialiser:
     @classmethod
     def from_json(cls, data: object) -> Initialiser:
         """Read the JSON object that :meth:`to_json` wrote.
-
-        Parameters
-        ----------
-        data : object
-            A decoded JSON value; nothing about it is trusted.
 
         Raises
         ------

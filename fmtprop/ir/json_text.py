@@ -23,11 +23,6 @@ _LEAST_INTEGER, _MOST_INTEGER = -(2**63), 2**64 - 1
 def parse_json(text: str) -> Any:
     """Return the data of a JSON text.
 
-    Parameters
-    ----------
-    text : str
-        Text of a file; nothing about it is trusted.
-
     Raises
     ------
     GraphError

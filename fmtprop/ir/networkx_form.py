@@ -49,16 +49,6 @@ _POST_OP_KEYS = ("op", "attrs", "operand", "origin", "bias")
 def to_networkx(graph: Graph) -> nx.MultiDiGraph[str]:
     """Return the graph as plain networkx data; edits of the result do not change the graph.
 
-    Parameters
-    ----------
-    graph : Graph
-        Any graph, formats assigned or not.
-
-    Returns
-    -------
-    networkx.MultiDiGraph
-        The form in the module's docstring; the data of constants is shared, everything else is copied.
-
     Examples
     --------
     >>> from fmtprop.ir import Graph
@@ -116,11 +106,6 @@ def from_networkx(nxg: nx.MultiDiGraph[str]) -> Graph:
     nxg : networkx.MultiDiGraph
         The form in the module's docstring. A node without ``order`` goes right before its first reader, as with
         :meth:`Graph.insert`; inputs, outputs and nodes without readers go last, in the order of adding.
-
-    Returns
-    -------
-    Graph
-        Its structure is verified (rules V1 to V5); call :func:`~fmtprop.ir.verify.verify` for types and more.
 
     Raises
     ------

@@ -38,13 +38,6 @@ def attrs_class(op: str) -> type[Attrs]:
 def attrs_from_plain(op: str, data: object) -> Attrs:
     """Build an op's attributes from a plain dictionary.
 
-    Parameters
-    ----------
-    op : str
-        Name of the op.
-    data : object
-        Attribute names to values; nothing about it is trusted.
-
     Raises
     ------
     GraphError

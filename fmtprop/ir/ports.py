@@ -56,13 +56,6 @@ class Port:
 def port(node: Node, name: str) -> Port:
     """Return the port of a node with a name.
 
-    Parameters
-    ----------
-    node : Node
-        Any node but inputs, constants and outputs.
-    name : str
-        Name of an operand, a post-op's operand or a result.
-
     Raises
     ------
     GraphError

@@ -20,20 +20,6 @@ def named_operands(post_op: PostOp, given: Iterable[T]) -> dict[str, T]:
 def types_along(node: Node, types: Mapping[str, TensorType]) -> tuple[list[TensorType], tuple[TensorType, ...]]:
     """Infer the first result of a node before each of its post-ops, and all results after the last.
 
-    Parameters
-    ----------
-    node : Node
-        Any node but inputs, constants and outputs.
-    types : mapping of str to TensorType
-        Type of each operand by name, those of post-ops included.
-
-    Returns
-    -------
-    list of TensorType
-        As many as there are post-ops; all the same but behind a convolution.
-    tuple of TensorType
-        The results.
-
     Raises
     ------
     ShapeError

@@ -49,15 +49,6 @@ def describe(positional: Sequence[tuple[str, Any]], keyword: Sequence[tuple[str,
     ----------
     positional : sequence of (str, object)
         Name and structure of each positional argument, in order; a :class:`Slot` replaces every tensor.
-    keyword : sequence of (str, object)
-        Name and structure of each keyword-only argument.
-    results : object
-        Structure of the results; a :class:`Slot` replaces every tensor.
-
-    Returns
-    -------
-    str
-        JSON text, deterministic.
 
     Raises
     ------
@@ -244,15 +235,6 @@ def flatten_arguments(structure: str, args: Sequence[Any], kwargs: Mapping[str, 
     ----------
     structure : str
         Text from :func:`describe`; ``""`` means positional inputs.
-    args : sequence
-        Positional arguments.
-    kwargs : mapping of str to object
-        Keyword arguments.
-
-    Returns
-    -------
-    list
-        One object per graph input, in order.
 
     Raises
     ------

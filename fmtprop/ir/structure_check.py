@@ -34,8 +34,6 @@ def check_structure(structure: str, inputs: int, outputs: int) -> None:
     ----------
     structure : str
         The description; ``""`` means flat tensors and needs no check.
-    inputs, outputs : int
-        Numbers of the graph's inputs and outputs.
 
     Raises
     ------

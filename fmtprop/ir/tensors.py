@@ -118,19 +118,6 @@ def tensor_type(tensor: torch.Tensor) -> TensorType:
 def materialise(data: Any, type_: TensorType) -> torch.Tensor:
     """Return a constant's data as a torch tensor.
 
-    Parameters
-    ----------
-    data : torch.Tensor, Initialiser or Deferred
-        An entry of :attr:`Graph.constants <fmtprop.ir.graph.Graph.constants>`.
-    type_ : TensorType
-        Type declared by the constant's node.
-
-    Returns
-    -------
-    torch.Tensor
-        The tensor itself, with its strides; the initialiser's tensor (random kinds are drawn in float32 and rounded to
-        the data type); or the deferred tensor, made now, maybe in a file's memory.
-
     Raises
     ------
     GraphError
@@ -158,13 +145,7 @@ def is_fresh(data: Constant) -> bool:
 
 
 def defer(graph: Graph) -> Graph:
-    """Return the same graph with deferred large constants: passes do not make them before they are read.
-
-    Parameters
-    ----------
-    graph : Graph
-        A graph; its tensors are shared, and must not change while the result is in use.
-    """
+    """Return the same graph with deferred large constants: passes do not make them before they are read."""
     late = graph.copy()
     for name, data in graph.constants.items():
         # entries that break a rule stay unchanged: the verifier reports them

@@ -65,13 +65,6 @@ class Rule:
 def verify(graph: Graph, stage: Stage) -> None:
     """Check a graph against every rule of its stage.
 
-    Parameters
-    ----------
-    graph : Graph
-        The graph; it is not changed.
-    stage : Stage
-        The claimed stage of the graph.
-
     Raises
     ------
     VerifyError

@@ -57,21 +57,7 @@ class Shape:
 def attention(
     program: type[AttentionProgram], isa: Isa, shape: Shape, *, is_limited: bool, is_bounded: bool
 ) -> tuple[bytes, bytes]:
-    """Return the program and its table of constants.
-
-    Parameters
-    ----------
-    program : type
-        The program of the data type.
-    isa : Isa
-        Instruction set of the machine.
-    shape : Shape
-        Sizes of the problem.
-    is_limited : bool
-        Whether the last queries of a block have more keys than the first.
-    is_bounded : bool
-        Whether scores have a lower bound.
-    """
+    """Return the program and its table of constants."""
     make = partial(program, isa, shape, is_limited=is_limited, is_bounded=is_bounded)
     return with_table(lambda numbers: make(numbers).program())
 

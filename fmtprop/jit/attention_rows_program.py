@@ -36,14 +36,8 @@ def attention_rows(isa: Isa, depth: int, width: int, names: tuple[str, ...], *, 
 
     Parameters
     ----------
-    isa : Isa
-        For which machine.
-    depth, width : int
-        Numbers of a query, and of a value.
     names : tuple of str
         The tensors, in the order of the table of offsets.
-    bf16 : bool
-        Whether tensors are bf16 instead of f32; requires AVX-512 with bf16.
     """
     return with_table(partial(_assembled, isa, depth, width, names, bf16=bf16))
 

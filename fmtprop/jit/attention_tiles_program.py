@@ -62,16 +62,6 @@ def attention_tiles(
 
     Parameters
     ----------
-    isa : Isa
-        Instruction set with tiles.
-    depth, width : int
-        Numbers of a query, and of a value.
-    masks : int
-        Number of masks.
-    is_limited : bool
-        Whether the last queries of a block have more keys than the first.
-    is_bounded : bool
-        Whether scores have a lower bound.
     is_scaled_late : bool
         Whether the weights have the factor of the scores in their own.
     """

@@ -40,18 +40,12 @@ def bag(
 
     Parameters
     ----------
-    isa : Isa
-        For which machine.
-    columns : int
-        Numbers of a row.
     index_nbytes : int
         Bytes of an index and of an offset, 4 or 8.
     mode : str
         ``"sum"``, ``"mean"`` or ``"max"``.
     padded, weighted, far : bool
         Whether an index is left out, whether each row has a factor, and whether the table is larger than near caches.
-    bf16 : bool
-        Whether table, factors and dst are bf16 instead of f32; requires AVX-512 with bf16.
     """
     p = _Bags(isa, BagArguments, bf16=bf16)
     p.index_nbytes, p.mode, p.padded, p.weighted, p.far = index_nbytes, mode, padded, weighted, far

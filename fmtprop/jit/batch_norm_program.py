@@ -52,14 +52,8 @@ def batch_norm(isa: Isa, width: int, *, limited: bool, bf16: bool) -> bytes:
 
     Parameters
     ----------
-    isa : Isa
-        For which machine.
     width : int
         Number of vectors of channels that are treated at a time, at most 4; a divisor of the vectors of a row.
-    limited : bool
-        Whether results are limited from below and above.
-    bf16 : bool
-        Whether src and dst are bf16 instead of f32; requires AVX-512 with bf16.
     """
     return _BatchNorm(isa, BatchNormArguments, bf16=bf16).program(width, limited)
 
@@ -69,8 +63,6 @@ def batch_norm_gradient(isa: Isa, width: int, *, limited: bool, bf16: bool) -> b
 
     Parameters
     ----------
-    isa, limited, bf16
-        As of :func:`batch_norm`. The limited result is computed again.
     width : int
         Number of vectors of channels that are treated at a time, at most 4, or 2 on AVX2.
     """
@@ -216,12 +208,8 @@ class _Gradient(ChannelProgram):
 
         Parameters
         ----------
-        known : mapping of int to sequence of int
-            Registers that hold slots of the area.
         *written : tuple of (int, str)
             The pointer to the result, and the argument with its bytes from place to place.
-        kept : sequence of int
-            The slots that are written back.
         """
         width, moving = len(next(iter(known.values()))), ((SRC, "row"), (_DIFF, "diff_row"), *written)
         for register, name in zip(self.registers(3, 2), ("low", "high"), strict=True):

@@ -193,12 +193,8 @@ class ChannelProgram(Program):
 
         Parameters
         ----------
-        width : int
-            Number of vectors of channels that are treated at a time.
         dst_row : str
             Argument with the bytes of dst from place to place.
-        limits : tuple of (str, str), optional
-            Arguments that limit the result from below and above. NaN stays NaN.
         """
         x, low, high = self.registers(0, 3)
         factors, means, shifts = (self.registers(3 + n * width, width) for n in range(3))

@@ -56,25 +56,7 @@ _Inside = tuple[tuple[bool, ...], ...]
 def depthwise(
     isa: Isa, row: Row, pixel: int, tail: Sequence[Tail], *, bf16: bool, has_bias: bool, wide: bool = False
 ) -> tuple[bytes, bytes]:
-    """Return the program, and the table of constants that it reads.
-
-    Parameters
-    ----------
-    isa : Isa
-        For which machine.
-    row : Row
-        Sizes along a row.
-    pixel : int
-        Bytes from position to position of src, dst and weights.
-    tail : sequence of Tail
-        Functions of one number that follow.
-    bf16 : bool
-        Whether src, weights and dst are bf16; otherwise they are f32.
-    has_bias : bool
-        Whether there is a bias.
-    wide : bool
-        Whether weights are f32 in any case; the window is of one position then.
-    """
+    """Return the program, and the table of constants that it reads."""
     p = _Depthwise(isa, row, pixel, tail, bf16=bf16, has_bias=has_bias, wide=wide)
     p.share(_BLOCK, _LEFT_OF_PIECES, "tasks")
     for register in _SAVED:

@@ -21,8 +21,6 @@ def gather(isa: Isa, index_nbytes: int) -> bytes:
 
     Parameters
     ----------
-    isa : Isa
-        For which machine.
     index_nbytes : int
         Bytes of an index, 4 or 8.
     """
@@ -69,8 +67,6 @@ def check_indices(a: Assembler, index_nbytes: int, below: MemoryOperand, reach: 
 
     Parameters
     ----------
-    a : Assembler
-        The function.
     index_nbytes : int
         Bytes of an index, 4 or 8.
     below, reach : MemoryOperand

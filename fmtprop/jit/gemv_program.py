@@ -60,10 +60,6 @@ def gemv(
 
     Parameters
     ----------
-    isa : Isa
-        For which machine.
-    dtype, dst, bias, tail
-        See :class:`fmtprop.jit.gemv.GemvKernel`.
     rows : sequence of int
         Where the rows of src start, in bytes behind the first.
     """

@@ -14,15 +14,7 @@ _DONE, _VECTOR = Register.RCX, Register.RAX
 
 
 def factors(isa: Isa, *, has_scale: bool, has_shift: bool) -> bytes:
-    """Return the program; the last vector overlaps another where the channels are no whole vectors.
-
-    Parameters
-    ----------
-    isa : Isa
-        For which machine.
-    has_scale, has_shift : bool
-        Which operands there are besides the statistics.
-    """
+    """Return the program; the last vector overlaps another where the channels are no whole vectors."""
     p = Program(isa, FactorArguments, bf16=False)
 
     def vector(name: str) -> int:

@@ -51,20 +51,8 @@ def grouped_convolution(
 
     Parameters
     ----------
-    isa : Isa
-        For which machine.
-    row : Row
-        Sizes along a row.
-    side_by_side : int
-        Blocks of outputs that are computed together.
-    plane, block : int
-        Bytes from block to block of dst, and of weights.
-    tail : sequence of Tail
-        Functions of one number that follow.
     few : int
         Channels of a group where several groups share a block of channels; otherwise 0.
-    has_bias : bool
-        Whether there is a bias.
     """
 
     def make(numbers: tuple[bytes, ...]) -> _GroupedConvolution:

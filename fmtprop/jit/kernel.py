@@ -217,15 +217,6 @@ def kernel_for(alg: str, alpha: float, beta: float, dtype: DataType) -> Kernel |
     ----------
     alg : str
         oneDNN's name without ``eltwise_``.
-    alpha, beta : float
-        The function's parameters.
-    dtype : DataType
-        Data type in memory; the kernel computes in f32.
-
-    Returns
-    -------
-    Kernel or None
-        None if this machine has no such kernel.
     """
     return _kernel(alg, alpha, beta, dtype) if writes(alg, alpha, beta) and serves(dtype) else None
 

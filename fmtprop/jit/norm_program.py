@@ -33,12 +33,8 @@ def group_norm(isa: Isa, width: int, *, bf16: bool) -> bytes:
 
     Parameters
     ----------
-    isa : Isa
-        For which machine.
     width : int
         Number of vectors of channels that are treated at a time, at most 4; a divisor of the vectors of a row.
-    bf16 : bool
-        Whether src and dst are bf16 instead of f32; requires AVX-512 with bf16.
     """
     return _GroupNorm(isa, GroupNormArguments, bf16=bf16).program(width)
 

@@ -80,17 +80,7 @@ class Program(Assembler):
             self.immediate("ADD_RM64_IMM32", pointer, nbytes)
 
     def point(self, pointer: int, name: str, index: int, stride: str | int) -> None:
-        """Set a pointer to an item: `index` strides behind the argument of a name.
-
-        Parameters
-        ----------
-        pointer, index : int
-            Registers.
-        name : str
-            Argument that points to the first item.
-        stride : str or int
-            Bytes from item to item: an argument, or a power of two.
-        """
+        """Set a pointer to an item: `index` strides behind the argument of a name."""
         self.move(pointer, index)
         if isinstance(stride, str):
             self.emit("IMUL_R64_RM64", pointer, self.argument(stride))
@@ -111,15 +101,7 @@ class Program(Assembler):
     # ------------------------------------------------------------------ shares and loops
 
     def portions(self, first: int, end: int, name: str) -> None:
-        """Set registers to this thread's first item, and to the item after its last.
-
-        Parameters
-        ----------
-        first, end : int
-            Registers.
-        name : str
-            Argument that holds the number of items.
-        """
+        """Set registers to this thread's first item, and to the item after its last."""
         self._portion(first, name)
         self.emit("INC_RM64", THREAD)
         self._portion(end, name)
@@ -211,12 +193,6 @@ AnyProgram = TypeVar("AnyProgram", bound=Program)
 
 
 def with_table(make: Callable[[tuple[bytes, ...]], AnyProgram]) -> tuple[bytes, bytes]:
-    """Return a program and the table of constants that it reads.
-
-    Parameters
-    ----------
-    make : callable
-        Returns the unfinished program, from the constants that are loaded at its start. Its first program finds them.
-    """
+    """Return a program and the table of constants that it reads."""
     program = make(tuple(make(()).numbers))
     return program.finished(), program.table

@@ -30,17 +30,7 @@ _SCRATCH = (-64, -128)
 
 
 def function(isa: Isa, apply: Callable[[Assembler, int], int], *, bf16: bool) -> tuple[bytes, bytes]:
-    """Return the program that applies a function to every number, and the table of constants that it reads.
-
-    Parameters
-    ----------
-    isa : Isa
-        For which machine.
-    apply : callable
-        Adds the instructions for one vector of numbers.
-    bf16 : bool
-        Whether the numbers are bf16 instead of f32; requires AVX-512 with bf16.
-    """
+    """Return the program that applies a function to every number, and the table of constants that it reads."""
     return with_table(partial(_function, isa, apply, bf16=bf16))
 
 
@@ -64,17 +54,7 @@ def _function(isa: Isa, apply: Callable[[Assembler, int], int], numbers: tuple[b
 
 
 def broadcast(isa: Isa, alg: str, *, shared: bool, bf16: bool) -> bytes:
-    """Return the program that combines each row with a row or with one number of another operand; dst may be src.
-
-    Parameters
-    ----------
-    isa, bf16
-        As of :func:`function`.
-    alg : str
-        The operation.
-    shared : bool
-        Whether a row is combined with one number of the other operand.
-    """
+    """Return the program that combines each row with a row or with one number of another operand; dst may be src."""
     p = Program(isa, BroadcastArguments, bf16=bf16)
     x, y, number = p.register(0), p.register(1), p.register(2)
     moving = (_SRC, _DST) if shared else (_SRC, _DST, _OTHER)
@@ -113,13 +93,6 @@ def average(isa: Isa, group: int, *, bf16: bool) -> bytes:
 
     Threads share rows, not channels. A kernel that ran before in memory order (as SiLU does) left the same part of the
     rows in the same core's cache.
-
-    Parameters
-    ----------
-    isa, bf16
-        As of :func:`function`.
-    group : int
-        Number of vectors of channels that are added up at a time; a divisor of the image's vectors.
     """
     p = Program(isa, AverageArguments, bf16=bf16)
     rows, image, sums, row, channels = _END, _START, _OTHER, Register.RAX, _SRC
@@ -257,17 +230,7 @@ class _Fold:
 
 
 def fold_columns(isa: Isa, alg: str, group: int, *, bf16: bool) -> bytes:
-    """Return the program that folds rows column by column; the last group of columns may overlap the one before.
-
-    Parameters
-    ----------
-    isa, bf16
-        As of :func:`function`.
-    alg : str
-        The fold.
-    group : int
-        Number of vectors of columns that are folded at a time.
-    """
+    """Return the program that folds rows column by column; the last group of columns may overlap the one before."""
     p = Program(isa, FoldArguments, bf16=bf16)
     fold = _Fold(p, alg)
     states = fold.states(group)
@@ -292,13 +255,7 @@ def fold_columns(isa: Isa, alg: str, group: int, *, bf16: bool) -> bytes:
 
 
 def fold_rows(isa: Isa, alg: str, *, bf16: bool) -> bytes:
-    """Return the program that folds each row to one number.
-
-    Parameters
-    ----------
-    isa, alg, bf16
-        As of :func:`fold_columns`.
-    """
+    """Return the program that folds each row to one number."""
     p = Program(isa, FoldArguments, bf16=bf16)
     fold = _Fold(p, alg)
     states = fold.states(UNROLLED)

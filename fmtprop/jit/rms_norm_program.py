@@ -20,15 +20,7 @@ _NUMBER = -8
 
 
 def rms_norm(isa: Isa, *, bf16: bool) -> bytes:
-    """Return the program that normalizes rows; dst may be src.
-
-    Parameters
-    ----------
-    isa : Isa
-        For which machine.
-    bf16 : bool
-        Whether src and dst are bf16 instead of f32; requires AVX-512 with bf16.
-    """
+    """Return the program that normalizes rows; dst may be src."""
     p = Program(isa, RmsNormArguments, bf16=bf16)
     totals, x = [p.register(index) for index in range(UNROLLED)], p.register(UNROLLED)
     p.share(_ITEM, _END, "rows")

@@ -19,19 +19,7 @@ _SRC, _DST, _COS, _SIN, _START = Register.RSI, Register.RDI, Register.R11, Regis
 
 
 def rotary(isa: Isa, half: int, *, interleaved: bool, bf16: bool) -> bytes:
-    """Return the program that turns pairs of numbers of each row; dst may be src.
-
-    Parameters
-    ----------
-    isa : Isa
-        For which machine.
-    half : int
-        Elements of half a row.
-    interleaved : bool
-        Whether pairs are neighbours; otherwise they are half a row apart.
-    bf16 : bool
-        Whether src and dst are bf16 instead of f32; requires AVX-512 with bf16.
-    """
+    """Return the program that turns pairs of numbers of each row; dst may be src."""
     p = Program(isa, RotaryArguments, bf16=bf16)
     first, second, cos, sin, turned = (p.register(index) for index in range(5))
     apart, step = (1, 2) if interleaved else (half, 1)

@@ -263,8 +263,6 @@ def broadcast_kernel_for(
     axes : tuple of (int, int)
         The axes of the operand with all elements, in memory order, outermost first: size, and the other operand's
         stride in elements. Neighbouring axes that can be one axis are merged.
-    dtype : DataType
-        Data type of all tensors.
     pitch : int, optional
         Elements between the starts of two rows of that operand, a row being the last axis. Default: it is packed.
     """

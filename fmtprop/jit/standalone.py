@@ -31,16 +31,8 @@ def assembled(module: str, program: str, *arguments: Hashable, name: str = "", *
 
     Parameters
     ----------
-    module : str
-        Module of this room.
-    program : str
-        Its function, which returns the code, or the code and a table of constants.
-    *arguments : hashable
-        The arguments of the function; the instruction set comes first.
     name : str
         Name of the kernel; by default the program's.
-    **options : hashable
-        Further arguments of the function.
     """
     made = getattr(import_module(f"fmtprop.jit.{module}"), program)(*arguments, **options)
     return Kernel(name or program, *(made if isinstance(made, tuple) else (made,)))
@@ -71,13 +63,7 @@ class StandaloneKernel(ABC):
 
     @abstractmethod
     def work(self, threads: int) -> StandaloneWork:
-        """Return the kernel with arguments; its tensors are set later.
-
-        Parameters
-        ----------
-        threads : int
-            Largest number of threads.
-        """
+        """Return the kernel with arguments; its tensors are set later."""
 
     @property
     def impl(self) -> str:
@@ -135,8 +121,6 @@ class ChannelKernel(StandaloneKernel):
 
         Parameters
         ----------
-        threads : int
-            Number of areas.
         slots : int
             Vectors of an area for each vector of channels; the number of a thread's places comes before its area.
         """

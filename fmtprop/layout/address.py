@@ -31,17 +31,7 @@ def offset(g: Geometry, index: tuple[int, ...]) -> int:
 
 
 def offsets(g: Geometry, indices: npt.ArrayLike) -> IntArray:
-    """Return the positions of many logical indices.
-
-    Parameters
-    ----------
-    g : Geometry
-    indices : array_like of int, shape (..., ndim)
-
-    Returns
-    -------
-    numpy.ndarray of int64, shape (...)
-    """
+    """Return the positions of many logical indices."""
     array = np.asarray(indices)
     if array.shape[-1:] != (len(g.dims),) or not np.issubdtype(array.dtype, np.integer):
         raise ShapeError(
@@ -80,18 +70,7 @@ def index_at(g: Geometry, position: int) -> tuple[int, ...] | None:
 
 
 def indices_at(g: Geometry, positions: npt.ArrayLike) -> IntArray:
-    """Return the logical indices at many positions.
-
-    Parameters
-    ----------
-    g : Geometry
-    positions : array_like of int, shape (...)
-
-    Returns
-    -------
-    numpy.ndarray of int64, shape (..., ndim)
-        All entries are -1 where the position is padding, a gap or outside the tensor.
-    """
+    """Return the logical indices at many positions."""
     array = np.asarray(positions)
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise ShapeError(f"positions must be integers, not {array.dtype}")

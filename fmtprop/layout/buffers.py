@@ -112,15 +112,8 @@ def convert(buffer: npt.ArrayLike, src: MemoryDesc, dst: MemoryDesc) -> Array:
 
     Parameters
     ----------
-    buffer : array_like
-        Buffer of `src`.
     src, dst : MemoryDesc
         Same dims; where the data types differ, elements are rounded and saturated as oneDNN does.
-
-    Returns
-    -------
-    numpy.ndarray, 1-D
-        ``dst.nbytes`` in elements of `dst`; padding is zero.
 
     Raises
     ------

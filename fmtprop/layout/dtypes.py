@@ -137,8 +137,6 @@ def cast(array: npt.NDArray[Any], src: DataType, dst: DataType) -> npt.NDArray[A
     ----------
     array : numpy.ndarray
         Elements of type `src`, stored as ``src.numpy_dtype``.
-    src, dst : DataType
-        Data type of `array` and of the result.
 
     Returns
     -------

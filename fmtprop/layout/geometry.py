@@ -228,7 +228,6 @@ def check(geometry: Geometry, *, regular: bool) -> None:
 
     Parameters
     ----------
-    geometry : Geometry
     regular : bool
         True to demand SPEC M3, the rule of oneDNN's own descriptors. False to accept every layout in which each
         dimension steps over all faster ones, as in every view of a regular layout.
@@ -311,14 +310,6 @@ def storage_bytes(geometry: Geometry, itemsize: int, elements: int | None = None
 
     The value of ``dnnl_memory_desc_get_size``, or the end of the last position in use if that is larger (oneDNN gives 0
     for a submemory, and too little if all strides of dimensions larger than 1 are 0).
-
-    Parameters
-    ----------
-    geometry : Geometry
-    itemsize : int
-        Bytes of one element.
-    elements : int, optional
-        Elements of storage of a tensor that is not empty, if the caller knows them.
 
     Raises
     ------

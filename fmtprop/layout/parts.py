@@ -17,15 +17,6 @@ def in_place_parts(whole: MemoryDesc, axis: int, sizes: Sequence[int]) -> list[M
     The parts are dense if every axis outside of `axis` in memory has size 1 and, for a blocked `axis`, all parts but
     the last are whole blocks.
 
-    Parameters
-    ----------
-    whole : MemoryDesc
-        The format of the whole tensor.
-    axis : int
-        The axis to cut.
-    sizes : sequence of int
-        Size of each part along the axis.
-
     Returns
     -------
     list of MemoryDesc or None

@@ -113,15 +113,6 @@ def _blocked_axes(inner_blocks: tuple[InnerBlock, ...]) -> tuple[tuple[int, int]
 def format_tag(order: tuple[int, ...], inner_blocks: tuple[InnerBlock, ...] = (), letters: str = LETTERS) -> str:
     """Print a tag.
 
-    Parameters
-    ----------
-    order : tuple of int
-        Logical axes, outermost first.
-    inner_blocks : tuple of InnerBlock
-        Inner blocks, outermost first.
-    letters : str
-        Letter of every logical axis.
-
     Examples
     --------
     >>> format_tag((0, 1, 2, 3), (InnerBlock(1, 16),), "nchw")
@@ -140,11 +131,6 @@ def parse_tag(name: str) -> FormatTag:
     ----------
     name : str
         For example ``"acdb"``, ``"ABcd4b16a4b"``, ``"nhwc"``, ``"OIhw16i16o"``.
-
-    Returns
-    -------
-    FormatTag
-        Its ``str`` is `name`.
 
     Raises
     ------

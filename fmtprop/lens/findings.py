@@ -146,14 +146,6 @@ class Lens:
         oneDNN's primitives, hidden reorders among them, are events within the operators. The clock is that of
         :mod:`torch.profiler`: explain a module inside ``torch.profiler.profile()``, and give its export here.
 
-        Parameters
-        ----------
-        path : path-like, optional
-            The file.
-        profile : path-like, optional
-            The file of the same run by :meth:`torch.profiler.profile.export_chrome_trace`: the result has its events,
-            and the primitives within them.
-
         Raises
         ------
         FmtpropError
@@ -202,19 +194,7 @@ def lens_of(
     variants: Sequence[Measurement] = (),
     subject: str = "",
 ) -> Lens:
-    """Add up calls.
-
-    Parameters
-    ----------
-    name : str
-        Name of the model or program.
-    calls : iterable of OperatorCall
-        The calls of a tracer.
-    variants : sequence of Measurement
-        The model in other ways.
-    subject : str
-        The class of the model that was measured.
-    """
+    """Add up calls."""
     calls = tuple(calls)
     groups: dict[tuple[str, str, str, str], list[OperatorCall]] = {}
     for call in calls:

@@ -84,11 +84,6 @@ class Measurement:
 def gain_of(turns: Sequence[Sequence[float]]) -> Gain:
     """Return the sum of the parts' trimmed means, with the interval of sums over random samples of the turns.
 
-    Parameters
-    ----------
-    turns : sequence of sequence of float
-        Seconds that each part saves, in each turn. Parts that a turn lacks are left out.
-
     Examples
     --------
     >>> gain_of([[1.0, 3.0], [1.0, 5.0], [1.0, 4.0]]).seconds

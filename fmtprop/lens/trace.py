@@ -14,20 +14,7 @@ if TYPE_CHECKING:
 
 
 def trace(calls: Sequence[OperatorCall], profile: str | PathLike[str] | None = None) -> str:
-    """Return operators and the primitives within them; or an export of torch.profiler with the primitives added.
-
-    Parameters
-    ----------
-    calls : sequence of OperatorCall
-        Of this process.
-    profile : path-like, optional
-        The file of the same run by :meth:`torch.profiler.profile.export_chrome_trace`: it has the operators.
-
-    Returns
-    -------
-    str
-        JSON. Reorders have the category ``reorder``, other primitives ``oneDNN``.
-    """
+    """Return operators and the primitives within them; or an export of torch.profiler with the primitives added."""
     primitives = [event for call in calls for event in _primitives(call)]
     if profile is not None:
         return document(primitives, profile)

@@ -138,11 +138,6 @@ class Tracer:
 
         Executions without a watcher, such as those of a forked process, stay in the standard output.
 
-        Parameters
-        ----------
-        threads : bool
-            Also watch the threads that Python starts in the block. Operators then run one at a time.
-
         Raises
         ------
         FmtpropError

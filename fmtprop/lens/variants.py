@@ -37,19 +37,8 @@ def measure(
 
     Parameters
     ----------
-    module : torch.nn.Module
-        In evaluation mode; copies of it are changed, never itself.
-    inputs : sequence of torch.Tensor
-        Its arguments.
-    names : sequence of str
-        Ways of :data:`VARIANTS`.
     repeats : int
         Least number of turns. More follow while a gain is uncertain, for some seconds.
-
-    Returns
-    -------
-    tuple of Measurement
-        The measured ways, eager first.
     """
     runs: dict[str, Run] = {"eager": lambda: module(*inputs)}
     failed: dict[str, Measurement] = {}

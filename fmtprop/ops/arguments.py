@@ -17,15 +17,7 @@ if TYPE_CHECKING:
 
 
 def computable(call: Call, *values: Value | None) -> bool:
-    """Return whether oneDNN computes on tensors of these types; importers decline other types.
-
-    Parameters
-    ----------
-    call : Call
-        The imported call.
-    *values : Value or None
-        Its operands; absent ones are ignored.
-    """
+    """Return whether oneDNN computes on tensors of these types; importers decline other types."""
     return is_native(*(call.type(value) for value in values if value is not None))
 
 

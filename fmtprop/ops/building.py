@@ -42,18 +42,10 @@ def emit(
 
     Parameters
     ----------
-    graph : Graph
-        Graph to which the node is added.
-    op : str
-        Name of the op.
     inputs : mapping of str to Value or None
         Operands by name; None for an absent optional one.
-    attrs : Attrs
-        The op's attributes.
     name : str, optional
         Node name; by default the op's short name and a number.
-    origin : str
-        Origin in the user's model.
     before : str, optional
         The node that takes its turn after the new one. Default: the new one is last.
 
@@ -114,23 +106,7 @@ def create(
     hint: PrimitiveDesc | None = None,
     **further: Any,
 ) -> PrimitiveDesc:
-    """Create the descriptor of a primitive.
-
-    Parameters
-    ----------
-    problem : str
-        As for :func:`primitive_of`.
-    attrs : object
-        Has values for fields of the same names.
-    tensors : mapping of str to NativeDesc
-        Operands and results; the ones that the problem has not are ignored.
-    attr : PrimitiveAttr, optional
-        Post-ops.
-    hint : PrimitiveDesc, optional
-        The forward descriptor, for a gradient.
-    **further : object
-        Values that the attributes lack or have otherwise; the ones that the problem has not are ignored.
-    """
+    """Create the descriptor of a primitive."""
     from fmtprop import dnnl
 
     make, named = _problem(problem)

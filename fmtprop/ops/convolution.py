@@ -115,10 +115,6 @@ def check_channels(types: Mapping[str, TensorType], spatial: int, groups: int) -
     ----------
     types : mapping of str to TensorType
         Types of ``src`` [N, I, …], ``weights`` [O, I, k…] or [G, O/G, I/G, k…] and perhaps ``bias`` [O].
-    spatial : int
-        Number of spatial axes.
-    groups : int
-        Number of groups.
 
     Raises
     ------

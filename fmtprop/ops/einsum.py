@@ -55,11 +55,6 @@ def contraction(left: str, right: str, result: str) -> Contraction | None:
 
     Axes of one factor can be batch axes as well, if the result then needs no permutation.
 
-    Parameters
-    ----------
-    left, right, result : str
-        One letter for each axis.
-
     Examples
     --------
     >>> contraction("bhid", "bhjd", "bhij")

@@ -25,18 +25,6 @@ from fmtprop.system.printable import first_line
 def evaluate(graph: Graph, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """Run a graph at any stage.
 
-    Parameters
-    ----------
-    graph : Graph
-        The graph; its constants must have their data.
-    inputs : mapping of str to torch.Tensor
-        A tensor of the declared type for every graph input, by node name.
-
-    Returns
-    -------
-    list of torch.Tensor
-        The outputs, in order.
-
     Raises
     ------
     InputError
@@ -89,22 +77,7 @@ def _checked(node: Node, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Ten
 def evaluate_node(
     node: Node, tensors: Mapping[str, torch.Tensor], instead: Mapping[str, Reference] | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """Run one node: its op's reference, then its post-ops.
-
-    Parameters
-    ----------
-    node : Node
-        Any node but inputs, constants and outputs.
-    tensors : mapping of str to torch.Tensor
-        Its operands by name, those of post-ops included.
-    instead : mapping of str to callable
-        Functions that replace references, by the op's name.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Its results; they may share memory with the operands.
-    """
+    """Run one node: its op's reference, then its post-ops."""
     if node.grids:
         return _in_reals(node, tensors, instead)
     operands = {name: t for name, t in tensors.items() if name not in node.tail}

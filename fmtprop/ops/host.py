@@ -111,16 +111,6 @@ def reference(attrs: HostCall, tensors: Mapping[str, torch.Tensor]) -> tuple[tor
 def make_host_call(call: Call) -> tuple[Value, ...]:
     """Add the node of an unchanged call.
 
-    Parameters
-    ----------
-    call : Call
-        A call of the source program, normalised.
-
-    Returns
-    -------
-    tuple of Value
-        One per result of the call.
-
     Raises
     ------
     UnsupportedOpError

@@ -208,16 +208,8 @@ def draws_random_numbers(function: Any, arguments: Mapping[str, Any]) -> bool:
 
     Parameters
     ----------
-    function : torch._ops.OpOverload
-        The overload.
     arguments : mapping
         Arguments by schema name; a missing one has its default.
-
-    Returns
-    -------
-    bool
-        False too for random functions that are switched off: dropout outside of training, attention with a dropout
-        probability of 0.
 
     Examples
     --------
@@ -299,13 +291,6 @@ _NAMED: dict[str, Callable[[str, str], Any]] = {
 
 def host_call(target: str, arguments: Mapping[str, Any]) -> tuple[HostCall, dict[str, Value]]:
     """Return the attributes and the operands of a call.
-
-    Parameters
-    ----------
-    target : str
-        Overload name.
-    arguments : mapping
-        Every argument by its schema name, as :class:`~fmtprop.ir.importing.Call` has them.
 
     Examples
     --------

@@ -189,17 +189,8 @@ def import_product(call: Call, src: Value, weights: Value, bias: Value | None = 
 
     Parameters
     ----------
-    call : Call
-        The imported call.
     src, weights : Value
         Left and right factor, of rank 1 or more.
-    bias : Value, optional
-        Added to the result; broadcastable to it.
-
-    Returns
-    -------
-    Value or None
-        None if oneDNN has no such product.
     """
     if not computable(call, src, weights, bias) or call.type(src).dims[-1] == 0:
         return None  # oneDNN does not write sums without summands

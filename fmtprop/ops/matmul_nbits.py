@@ -156,13 +156,6 @@ def encoded(weights: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor,
 
     The number of largest magnitude of a group is a code exactly: -8 for 4 bits, with either sign of the scale, 127 or
     -127 for 8. A group of zeros has the scale 0.
-
-    Parameters
-    ----------
-    weights : torch.Tensor
-        A matrix of finite numbers; K is a multiple of `group`.
-    bits, group : int
-        See :class:`MatMulNBits`.
     """
     groups = weights.detach().float().reshape(weights.shape[0], -1, group)
     largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
@@ -188,15 +181,7 @@ def matmul_nbits(
     bits: int,
     group: int,
 ) -> torch.Tensor:
-    """Return the product as PyTorch computes it; a graph has it as one node.
-
-    Parameters
-    ----------
-    src, weights, scales, zero_points, bias : torch.Tensor
-        See :func:`infer`.
-    bits, group : int
-        See :class:`MatMulNBits`.
-    """
+    """Return the product as PyTorch computes it; a graph has it as one node."""
     given = {"src": src, "weights": weights, "scales": scales, "zero_points": zero_points, "bias": bias}
     return reference(MatMulNBits(bits, group), {name: one for name, one in given.items() if one is not None})[0]
 

@@ -46,10 +46,6 @@ def gradients(kind: Kind, attrs: Recurrent, tensors: Mapping[str, torch.Tensor])
 
     Parameters
     ----------
-    kind : Kind
-        Kind of the layer.
-    attrs : Recurrent
-        Its attributes.
     tensors : mapping of str to torch.Tensor
         Its operands, and the gradients of its results as ``diff_dst_layer``, ….
     """

@@ -86,15 +86,6 @@ class Regrouping:
     def lower(self, descs: Natives, attr: NativeAttr, make: Make) -> Lowering:
         """Create the primitive descriptor.
 
-        Parameters
-        ----------
-        descs : mapping of str to NativeDesc
-            The op's descriptors by operand and result; those of post-ops are read from `attr`.
-        attr : PrimitiveAttr or None
-            Attributes in the op's own dimensions.
-        make : callable
-            Creates the primitive descriptor.
-
         Raises
         ------
         FormatError

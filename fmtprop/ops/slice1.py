@@ -22,21 +22,8 @@ def slice1(
 
     Parameters
     ----------
-    graph : Graph
-        Graph to which the slice is added.
-    src : Value
-        InputTensor.
-    operator : Slice1
-        Window offsets, sizes, strides and output sizes.
     feature_level : FeatureLevel or str
         Level of the allowed ranks and data types: ``"2.1"``, ``"3.0"`` or ``"4.1"``.
-    name : str, optional
-        Node name.
-
-    Returns
-    -------
-    Value
-        OutputTensor. It is a view if the format permits (positive strides on strided formats), otherwise a copy.
 
     Raises
     ------

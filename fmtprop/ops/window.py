@@ -17,8 +17,6 @@ def check_window(op: str, strides: Sequence[int], **others: Sequence[int]) -> No
 
     Parameters
     ----------
-    op : str
-        Name of the op, for messages.
     strides : sequence of int
         One per spatial axis, at least 1.
     **others : sequence of int

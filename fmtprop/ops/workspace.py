@@ -24,19 +24,7 @@ WORKSPACE_TYPE = TensorType((1,), "u8")
 def lowering_with_workspace(
     pd: PrimitiveDesc, names: Iterable[str], writer: PrimitiveDesc, *, is_writer: bool = False
 ) -> Lowering:
-    """Return a lowering with the workspace of a forward descriptor.
-
-    Parameters
-    ----------
-    pd : PrimitiveDesc
-        Descriptor of either pass.
-    names : iterable of str
-        Its other operands and results.
-    writer : PrimitiveDesc
-        Descriptor of the forward pass, of the implementation that writes the workspace.
-    is_writer : bool
-        Whether `pd` is the forward pass.
-    """
+    """Return a lowering with the workspace of a forward descriptor."""
     wanted = tuple(name for name in names if name != WORKSPACE.name)
 
     def resolve(candidate: PrimitiveDesc) -> Mapping[str, MemoryDesc]:

@@ -29,13 +29,6 @@ _MOST_NUMBERS = 1 << 24
 def attention(graph: Graph, node: Node) -> Fused | None:
     """Return one node that computes softmax(query · key · scale + masks) · value.
 
-    Parameters
-    ----------
-    graph : Graph
-        A normal graph.
-    node : Node
-        The last product.
-
     Returns
     -------
     Fused or None

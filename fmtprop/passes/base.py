@@ -83,8 +83,6 @@ class Pipeline:
         ----------
         graph : Graph
             A graph at ``Stage.IMPORTED`` at least; it is not changed.
-        observer : callable, optional
-            Called after each pass with its name and its graph, for snapshots.
 
         Raises
         ------

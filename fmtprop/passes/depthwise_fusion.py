@@ -44,13 +44,6 @@ class Fused(NamedTuple):
 def fused(graph: Graph, depthwise: Node) -> Fused | None:
     """Return one node that computes a 1x1 convolution and the 3x3 depthwise convolution that reads it.
 
-    Parameters
-    ----------
-    graph : Graph
-        A normal graph.
-    depthwise : Node
-        The second of the two.
-
     Returns
     -------
     Fused or None

@@ -103,12 +103,8 @@ def source_of(graph: Graph, node: Node | None, op: str = "") -> Node | None:
 
     Parameters
     ----------
-    graph : Graph
-        The graph.
     node : Node or None
         The reader; None for the end of a chain that is another one.
-    op : str
-        The reader's op; empty for any.
     """
     if node is None or (op and node.op != op):
         return None

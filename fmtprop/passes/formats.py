@@ -58,11 +58,6 @@ def channel_blocked(desc: MemoryDesc, block: int) -> MemoryDesc:
 def even_step(axes: Sequence[tuple[int, int]]) -> int | None:
     """Return the step of axes taken as one, 0 for no axes; None if its elements do not follow one another evenly.
 
-    Parameters
-    ----------
-    axes : sequence of (int, int)
-        Size and step of each, the outermost first.
-
     Examples
     --------
     >>> even_step([(2, 12), (3, 4)]), even_step([(2, 16), (3, 4)])
@@ -118,12 +113,8 @@ def worth_trying(dims: tuple[int, ...], dtype: DataType, blocks: tuple[int, ...]
 
     Parameters
     ----------
-    dims : tuple of int
-        Sizes; tensors of rank 2 and below, and those that no convolution reads, have only the row-major format.
     dtype : DataType
         Type of the elements.
-    blocks : tuple of int
-        Block sizes to try; a size that would be mostly padding is left out.
     """
     row_major = MemoryDesc(dims, dtype)
     if not 3 <= len(dims) <= 5 or 0 in dims:

@@ -17,12 +17,8 @@ def expand_alike(graph: Graph, formatted: Graph, rewrites: Iterable[ExpandingPas
 
     Parameters
     ----------
-    graph : Graph
-        A normal graph.
     formatted : Graph
         The formatted graph of another shape.
-    rewrites : iterable of ExpandingPass
-        The expansions that it may have.
     """
     names = {_owner(node.name) for node in formatted.nodes() if node.name not in graph and node.op != "reorder"}
     left = [node.name for node in graph.nodes() if node.name in names]

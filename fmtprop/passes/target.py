@@ -82,8 +82,6 @@ class Target(Protocol):
 
         Parameters
         ----------
-        node : Node
-            The op, its attributes and post-ops.
         request : mapping of str to MemoryDesc
             For each operand (``post_op_k`` included) and each result, by name: a concrete format or `any`.
         """
@@ -154,17 +152,7 @@ def is_loop(impl: str) -> bool:
 
 
 def is_optimized(target: Target, node: Node, types: Mapping[str, TensorType]) -> bool:
-    """Return whether a target has optimized code for a node in one of the formats to try.
-
-    Parameters
-    ----------
-    target : Target
-        Who is asked.
-    node : Node
-        Of a normal graph.
-    types : mapping of str to TensorType
-        Type of each operand by name, those of post-ops included.
-    """
+    """Return whether a target has optimized code for a node in one of the formats to try."""
     return any(
         not candidate.is_ref for request in _requests(node, types) for candidate in target.candidates(node, request)
     )
@@ -176,15 +164,7 @@ def free_results(node: Node) -> dict[str, MemoryDesc]:
 
 
 def free_request(node: Node, types: Mapping[str, TensorType]) -> dict[str, MemoryDesc]:
-    """Return the request that leaves everything to the target; vectors of parameters have only one format.
-
-    Parameters
-    ----------
-    node : Node
-        Of a normal graph.
-    types : mapping of str to TensorType
-        Type of each operand by name, those of post-ops included.
-    """
+    """Return the request that leaves everything to the target; vectors of parameters have only one format."""
     request = {name: MemoryDesc.any(type_.dims, type_.dtype) for name, type_ in types.items()}
     for one in ports(node, types):
         if one.role is Role.PARAMETER and types[one.name].ndim < 2:
@@ -209,15 +189,7 @@ class Costs(Protocol):
     def prepare(
         self, work: Sequence[tuple[Node, Candidate]], reorders: Sequence[tuple[MemoryDesc, MemoryDesc]]
     ) -> None:
-        """Prepare the costs of these: measure within the budget, if requested.
-
-        Parameters
-        ----------
-        work : sequence of (Node, Candidate)
-            Nodes of the normal graph, each with one way to run it.
-        reorders : sequence of (MemoryDesc, MemoryDesc)
-            Source and destination formats.
-        """
+        """Prepare the costs of these: measure within the budget, if requested."""
 
     def node(self, node: Node, candidate: Candidate) -> float:
         """Return the seconds of a way to run a node."""
@@ -237,10 +209,6 @@ class CostModel(Costs, Protocol):
 
         Parameters
         ----------
-        what : Node or MemoryDesc
-            A node, or the source of a reorder.
-        how : Candidate or MemoryDesc
-            A way to run the node, or the destination of the reorder.
         expected : float
             Its modelled seconds.
         """

@@ -97,20 +97,10 @@ def describe(subject: Subject, *, at: str | None = None, position: int | None = 
 
     Parameters
     ----------
-    subject : Subject
-        From :func:`read_layout`.
     at : str, optional
         A logical index, such as ``0,16,0,1``; the answer is its position.
     position : int, optional
         A position in memory; the answer is its logical index.
-    colour : bool
-        True to colour the picture with ANSI escapes.
-
-    Returns
-    -------
-    str
-        With `at` or `position`, only the answers. Otherwise the facts, the same layout in the other dialects, and the
-        picture of up to 512 positions.
 
     Raises
     ------
@@ -143,11 +133,6 @@ def describe(subject: Subject, *, at: str | None = None, position: int | None = 
 
 def draw(subject: Subject) -> str:
     """Draw a layout as SVG.
-
-    Returns
-    -------
-    str
-        A complete SVG document.
 
     Raises
     ------

@@ -64,11 +64,6 @@ def draw_svg(
     axes : str, optional
         Letters of the axes, such as ``"nchw"``.
 
-    Returns
-    -------
-    Drawing
-        A complete SVG document: a text, which a notebook shows as the picture.
-
     Raises
     ------
     ShapeError

@@ -38,11 +38,6 @@ def draw_text(
     colour : bool
         True to colour by memory order with ANSI escapes (24-bit).
 
-    Returns
-    -------
-    str
-        Lines; padding is ``·``, a gap between strides ``-``.
-
     Raises
     ------
     ShapeError

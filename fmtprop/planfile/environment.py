@@ -11,13 +11,7 @@ from fmtprop.targets.registry import provider
 
 
 def environment(target: str) -> dict[str, str]:
-    """Return what choices and packed weights of a plan depend on, here and now.
-
-    Parameters
-    ----------
-    target : str
-        Name of the plan's target.
-    """
+    """Return what choices and packed weights of a plan depend on, here and now."""
     said = provider(target)().describe()
     return {
         "fmtprop": __version__,

@@ -32,15 +32,6 @@ def is_built(node: Node) -> bool:
 def rebuild(graph: Graph, target: Provider, fallback: Provider, names: Collection[str]) -> Graph:
     """Return a graph of a plan file in which some nodes have their implementations.
 
-    Parameters
-    ----------
-    graph : Graph
-        From :func:`fmtprop.planfile.rows.graph_of`.
-    target, fallback : Provider
-        Who is asked.
-    names : collection of str
-        The nodes.
-
     Raises
     ------
     NotOfferedError

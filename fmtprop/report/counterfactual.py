@@ -129,15 +129,7 @@ class Rivals:
         return sum(way.candidate.operands.get(operand) == desc for way in ways if operand in way.inputs)
 
     def without(self, tensor: Value, in_place: str = "") -> Counterfactual:
-        """Return the counterfactual of a tensor: all its readers take it in its first format.
-
-        Parameters
-        ----------
-        tensor : Value
-            A value of the graph without format changes. Reorders of it and of its views are forbidden.
-        in_place : str
-            Name of a concat. If given, only this concat in place is forbidden instead.
-        """
+        """Return the counterfactual of a tensor: all its readers take it in its first format."""
         known = self._answers.get((tensor, in_place))
         if known is None:
             known = self._answers[tensor, in_place] = self._solved(tensor, in_place)

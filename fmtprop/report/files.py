@@ -73,13 +73,6 @@ def check_destination(path: str | PathLike[str], forms: Collection[str] = FORMS)
 def write_report(report: Renderable, path: str | PathLike[str]) -> None:
     """Write a report in the form of the file's extension.
 
-    Parameters
-    ----------
-    report : Report, Comparison or Benchmark
-        The report.
-    path : path-like
-        The file; an existing report is replaced.
-
     Raises
     ------
     FmtpropError
@@ -96,10 +89,6 @@ def write_text(text: str, path: str | PathLike[str], ours: re.Pattern[bytes] = _
 
     Parameters
     ----------
-    text : str
-        The document; it gets one line break at its end.
-    path : path-like
-        The file.
     ours : re.Pattern, optional
         The beginning of such a document, a report by default. An existing file is replaced only if it begins so.
 

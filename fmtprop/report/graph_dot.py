@@ -24,17 +24,8 @@ def graph_dot(graph: Graph, title: str = "", *, constants: bool = False) -> str:
 
     Parameters
     ----------
-    graph : Graph
-        A graph at any stage.
     title : str
         The heading of the drawing; the graph's name by default.
-    constants : bool
-        Whether to draw constants, too, and what is computed of them alone, once: packed weights.
-
-    Returns
-    -------
-    str
-        A complete digraph; ``dot -Tsvg`` draws it.
 
     Examples
     --------

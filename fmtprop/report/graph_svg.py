@@ -34,8 +34,6 @@ def graph_svg(graph: Graph, title: str = "") -> str:
 
     Parameters
     ----------
-    graph : Graph
-        A graph at any stage.
     title : str
         The heading; the graph's name by default.
 

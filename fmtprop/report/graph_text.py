@@ -18,13 +18,6 @@ from fmtprop.system.printable import printable
 def graph_text(graph: Graph, title: str = "") -> str:
     """Return a graph as text.
 
-    Parameters
-    ----------
-    graph : Graph
-        At any stage.
-    title : str
-        Text after its name.
-
     Returns
     -------
     str
@@ -87,13 +80,6 @@ def op_counts(graph: Graph) -> Counter[str]:
 
 def graph_data(graph: Graph, costs: Mapping[str, float] | None = None) -> dict[str, Any]:
     """Return a graph as JSON-ready data, with formats and choices, but without constants' data.
-
-    Parameters
-    ----------
-    graph : Graph
-        At any stage.
-    costs : mapping of str to float, optional
-        Seconds of each node that a run executes.
 
     Returns
     -------

@@ -62,15 +62,6 @@ def page(policies: Sequence[Mapping[str, Any]], failures: Sequence[str] = (), no
     ----------
     policies : sequence of mapping
         Reports as plain data, each with its ``error``.
-    failures : sequence of str
-        Sentences on wrong outputs.
-    note : str, optional
-        The meaning of the errors.
-
-    Returns
-    -------
-    str
-        A complete document.
     """
     style, code, library = _asset("report.css"), _asset("report.js"), _asset("echarts.min.js")
     scripts = " ".join(_source(script) for script in (library, code))

@@ -149,15 +149,7 @@ class ReorderRow:
 
 
 def rows_of_run(net: Compiled, times: Sequence[float]) -> tuple[ReorderRow, ...]:
-    """Return the ledger of one run: each reorder that every run executes.
-
-    Parameters
-    ----------
-    net : Compiled
-        A compiled model.
-    times : sequence of float
-        Seconds of each step of its plan.
-    """
+    """Return the ledger of one run: each reorder that every run executes."""
     found = [(step, time) for step, time in zip(net.plan.steps, times, strict=True) if step.node.op == "reorder"]
     if not found:
         return ()
@@ -183,14 +175,7 @@ def rows_of_packing(net: Compiled) -> tuple[ReorderRow, ...]:
 
 
 def totals(rows: Iterable[ReorderRow]) -> dict[str, list[dict[str, Any]]]:
-    """Return the ledger's sums, sorted by cost.
-
-    Returns
-    -------
-    dict of str to list
-        ``by_kind``, ``by_part``, ``by_cause``, ``by_module`` and ``by_verdict``: name, count, seconds, nbytes,
-        padding_nbytes.
-    """
+    """Return the ledger's sums, sorted by cost."""
     rows = tuple(rows)
     return {
         "by_kind": _sums(rows, lambda row: row.kind),

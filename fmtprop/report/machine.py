@@ -11,18 +11,7 @@ from fmtprop.targets.registry import provider
 
 
 def machine(target: str = "onednn") -> dict[str, str]:
-    """Return CPU model, instruction set, threads and versions.
-
-    Parameters
-    ----------
-    target : str
-        Name of the target to describe.
-
-    Returns
-    -------
-    dict of str to str
-        ``cpu``, ``isa`` (of oneDNN), ``threads``, ``onednn``, ``torch``, ``python``.
-    """
+    """Return CPU model, instruction set, threads and versions."""
     return {
         "cpu": cpu_model(),
         **provider(target)().describe(),

@@ -159,15 +159,7 @@ class Report:
 
     @classmethod
     def of(cls, net: Compiled, *, repeats: int = 10) -> Report:
-        """Measure a compiled model.
-
-        Parameters
-        ----------
-        net : CompiledModel
-            The model; it runs on seeded random inputs.
-        repeats : int
-            Number of runs for each median.
-        """
+        """Measure a compiled model."""
         seconds = whole_run(net, repeats)
         times = _as_of(net.profile(repeats=repeats), seconds)
         timeline = tuple(net.timeline())
@@ -311,13 +303,6 @@ class Report:
         """Return the steps of one run in Chrome's trace format, for Perfetto; also write it when a path is given.
 
         The clock is that of :mod:`torch.profiler`'s own traces: ``ts`` counts from the same moment.
-
-        Parameters
-        ----------
-        path : path-like, optional
-            The file.
-        profile : path-like, optional
-            A file of :meth:`torch.profiler.profile.export_chrome_trace`: the result has its events too.
 
         Raises
         ------

@@ -53,15 +53,7 @@ class Predictions:
 
     @classmethod
     def of(cls, net: Compiled, *, repeats: int = 10) -> Predictions:
-        """Run a compiled model, and hold its costs against the times.
-
-        Parameters
-        ----------
-        net : CompiledModel
-            The model; it runs on seeded random inputs.
-        repeats : int
-            Number of runs for each median.
-        """
+        """Run a compiled model, and hold its costs against the times."""
         times = dict(zip((step.node.name for step in net.plan.steps), net.profile(repeats=repeats), strict=True))
         seconds, total = whole_run(net, repeats), sum(times.values())
         costs, measured = costs_of(net)

@@ -30,10 +30,6 @@ def span(start_seconds: float, seconds: float, **fields: Any) -> Event:
 
     Parameters
     ----------
-    start_seconds : float
-        Since 1970.
-    seconds : float
-        Its length.
     **fields
         ``pid``, ``tid``, ``cat``, ``name`` and ``args``.
     """
@@ -49,13 +45,6 @@ def nested(inner: Iterable[Event], outer: Iterable[Event]) -> list[Event]:
     """Return events, each span cut to the innermost span of its thread that has its middle.
 
     Clocks of two libraries differ by microseconds, and viewers drop a span that overlaps another one's end.
-
-    Parameters
-    ----------
-    inner : iterable of dict
-        Events; none of them is within another one.
-    outer : iterable of dict
-        Events.
 
     Examples
     --------
@@ -82,13 +71,6 @@ def nested(inner: Iterable[Event], outer: Iterable[Event]) -> list[Event]:
 
 def document(events: Sequence[Event], profile: str | PathLike[str] | None = None) -> str:
     """Return events as a file's text: alone, or with all that torch.profiler wrote.
-
-    Parameters
-    ----------
-    events : sequence of dict
-        As :func:`span` and :func:`named` make them.
-    profile : path-like, optional
-        A file of :meth:`torch.profiler.profile.export_chrome_trace`.
 
     Raises
     ------

@@ -213,15 +213,7 @@ def _fallbacks(report: Report) -> Table:
 
 
 def render(content: RenderableType, width: int = 132) -> str:
-    """Return tables and paragraphs as plain text.
-
-    Parameters
-    ----------
-    content : RenderableType
-        Any content for rich; strings are printed literally.
-    width : int, optional
-        Characters of the longest line.
-    """
+    """Return tables and paragraphs as plain text."""
     out = StringIO()
     Console(file=out, width=width, color_system=None, highlight=False, markup=False, emoji=False).print(content)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"  # rich pads titles

@@ -15,20 +15,7 @@ _PROCESS = "fmtprop"
 
 
 def trace(report: Report, profile: str | PathLike[str] | None = None) -> str:
-    """Return the steps of a report's run as trace events.
-
-    Parameters
-    ----------
-    report : Report
-        Of one policy.
-    profile : path-like, optional
-        An export of :mod:`torch.profiler`, to which they are added.
-
-    Returns
-    -------
-    str
-        JSON. Reorders are on a line of their own, too.
-    """
+    """Return the steps of a report's run as trace events."""
     reorders = {row.name: row for row in report.reorders}
     events = [
         named("process_name", _PROCESS, 0, f"fmtprop: {report.model}, policy {report.policy}"),

@@ -65,12 +65,6 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | Non
 
     Parameters
     ----------
-    node : Node
-        The node that reads the numbers.
-    name : str
-        The operand.
-    desc : MemoryDesc
-        Its format. Only data type, dimensions and broadcast axes matter.
     dtype : DataType, optional
         Data type of the same numbers in the result. Default: the format's.
 
@@ -136,17 +130,6 @@ def _pool(low: int, high: int, dtype: DataType) -> torch.Tensor:
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest difference over the largest expected magnitude.
 
-    Parameters
-    ----------
-    got, expected : torch.Tensor
-        Any data types; integers and booleans must be equal.
-
-    Returns
-    -------
-    float
-        Infinity if the shapes differ, or if only one of the tensors has a NaN or an infinity at some position. The
-        absolute difference if all expected numbers are 0.
-
     Examples
     --------
     >>> relative_error(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0]))
@@ -164,18 +147,6 @@ def error_of_numbers(got: torch.Tensor, expected: torch.Tensor, least: float = 0
     """Return the relative error, but ignore positions at which a NaN or an infinity is expected.
 
     oneDNN and PyTorch differ there by design (docs/numerics.md).
-
-    Parameters
-    ----------
-    got, expected : torch.Tensor
-        Any data types.
-    least : float
-        The error is relative to the largest expected magnitude, or to this number if it is larger.
-
-    Returns
-    -------
-    float
-        Infinity if the shapes differ, or if a NaN or an infinity takes the place of an expected number.
     """
     if got.shape != expected.shape:
         return math.inf
@@ -204,13 +175,6 @@ def error_of_bytes(got: torch.Tensor, expected: torch.Tensor, most: int = 1) -> 
     """Return the largest difference of bytes over their range; 0 if they differ as roundings of equal numbers may.
 
     A quotient close to the middle between two integers becomes one or the other.
-
-    Parameters
-    ----------
-    got, expected : torch.Tensor
-        Bytes.
-    most : int
-        Largest difference that roundings may cause (:func:`steps_of`).
     """
     if got.shape != expected.shape:
         return math.inf

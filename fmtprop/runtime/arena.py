@@ -39,11 +39,6 @@ def plan_arena(lifetimes: Sequence[Lifetime]) -> ArenaLayout:
     space between them in one piece. Both are tried. An order that exceeds the bound is tried again with the buffers
     beyond the bound first, until a fixed amount of work is done.
 
-    Returns
-    -------
-    ArenaLayout
-        Offsets in the order given.
-
     Examples
     --------
     >>> plan_arena([Lifetime(100, 0, 1), Lifetime(64, 1, 2), Lifetime(100, 2, 3)])

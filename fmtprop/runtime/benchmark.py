@@ -93,11 +93,6 @@ class BenchmarkResult:
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """Return lower quartile, median and upper quartile, interpolating linearly between the two nearest values.
 
-    Parameters
-    ----------
-    values : sequence of float
-        At least one.
-
     Examples
     --------
     >>> quartiles([4.0, 1.0, 3.0, 2.0])
@@ -114,14 +109,8 @@ def time_runs(run: Callable[[], object], runs: int | None, seconds: float | None
 
     Parameters
     ----------
-    run : callable
-        Without arguments.
-    runs : int, optional
-        Number of timed calls.
     seconds : float, optional
         Time limit if ``runs`` is not given, with at least one call. Default: one second.
-    warmup : int
-        Untimed calls before.
 
     Raises
     ------

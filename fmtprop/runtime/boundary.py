@@ -206,13 +206,6 @@ class Boundary:
     def check_out(self, out: object, inputs: Sequence[object]) -> list[torch.Tensor]:
         """Return the tensors to which results are written.
 
-        Parameters
-        ----------
-        out : torch.Tensor or sequence of torch.Tensor
-            As the caller gave them.
-        inputs : sequence of object
-            The inputs of the run as the caller gave them.
-
         Raises
         ------
         InputError

@@ -33,15 +33,8 @@ def build_plan(graph: Graph, target: Target, *, consume: bool = False, constants
 
     Parameters
     ----------
-    graph : Graph
-        The graph, with descs and choices on every node; its constants are read, not kept.
     consume : bool
         Whether to remove constants from the graph when they are packed, so that memory never holds all of them twice.
-    constants : ConstantStore, optional
-        Store of the plan's constants. With a store of arbitrary numbers, the plan can only be timed
-        (:mod:`fmtprop.runtime.dummy_weights`).
-    target : Target
-        The target that copies operands of in-place sums and concats, if copies are needed.
 
     Raises
     ------

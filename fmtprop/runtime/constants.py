@@ -41,21 +41,7 @@ class ConstantStore:
         return WEIGHTS.share(flat)
 
     def add(self, data: Constant, type_: TensorType, desc: MemoryDesc, *, packed: bool, native: bool) -> torch.Tensor:
-        """Return the flat bytes of a parameter in a dense plain format.
-
-        Parameters
-        ----------
-        data : torch.Tensor, Initialiser or Deferred
-            The parameter. Its memory belongs to someone else, who may change it later, or to a file.
-        type_ : TensorType
-            Its logical type.
-        desc : MemoryDesc
-            A dense plain format.
-        packed : bool
-            Whether only `compute` reads it, while the plan is packed; then the original needs no copy.
-        native : bool
-            Whether all its readers accept any numbers, while the plan is packed or in a run.
-        """
+        """Return the flat bytes of a parameter in a dense plain format."""
         fresh = is_fresh(data)
         tensor = materialise(data, type_).detach()
         if tensor.numel() == 0:
@@ -140,8 +126,6 @@ def release(graph: Graph, owner: Owner | None = None) -> None:
 
     Parameters
     ----------
-    graph : Graph
-        The imported graph.
     owner : Owner, optional
         The ``torch.nn.Module`` or ``torch.export.ExportedProgram`` that it was imported from.
 

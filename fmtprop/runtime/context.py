@@ -83,20 +83,7 @@ class Context:
         self.clear()
 
     def run(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
-        """Execute every step.
-
-        Parameters
-        ----------
-        inputs : sequence of torch.Tensor
-            Checked inputs, in the plan's formats.
-        out : sequence of torch.Tensor, optional
-            Checked tensors for the results.
-
-        Returns
-        -------
-        list of torch.Tensor
-            ``out``, or new tensors, which belong to the caller.
-        """
+        """Execute every step."""
         if out is None:
             if self._direct is None:
                 self._direct = self._generated()
@@ -119,11 +106,6 @@ class Context:
         inputs : sequence of torch.Tensor
             Inputs of the forward half, checked, in the plan's formats. If the backward half reads one of them, it must
             not be changed until then.
-
-        Returns
-        -------
-        list of torch.Tensor
-            New tensors, with the same rule.
         """
         turn = self._turn()
         outputs = self._outputs[: turn.output]
@@ -152,18 +134,9 @@ class Context:
 
         Parameters
         ----------
-        tangents : sequence of torch.Tensor
-            The inputs of the backward half, checked, as the plan reads them.
-        again : bool
-            Whether it can be executed once more for the same forward half.
         arena : torch.Tensor, optional
             The arena, under another owner, whose memory results may take. This context must not run as long as they
             exist. Default: results have memory of their own.
-
-        Returns
-        -------
-        list of torch.Tensor
-            New tensors.
         """
         turn = self._turn()
         before = self._arena.clone() if again else None

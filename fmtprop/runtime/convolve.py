@@ -22,8 +22,6 @@ def convolve(attrs: Conv, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Te
 
     Parameters
     ----------
-    attrs : Conv
-        Strides, padding, dilation and groups.
     tensors : mapping of str to torch.Tensor
         ``src`` [N, C, ...], ``weights`` [O, C, ...] or [G, O/G, C/G, ...], and maybe ``bias`` [O].
 

@@ -28,15 +28,7 @@ _LEAST_ELEMENTS, _PERIOD_ELEMENTS = 16, 16
 
 
 def cut_down(node: Node, target: Target) -> Node | None:
-    """Return a smaller node that the same implementation runs in the same formats; None if there is none.
-
-    Parameters
-    ----------
-    node : Node
-        Formatted.
-    target : Target
-        The target of the implementation.
-    """
+    """Return a smaller node that the same implementation runs in the same formats; None if there is none."""
     choice = node.choice
     if choice is None or sum(desc.nbytes for desc in (*choice.operands.values(), *node.descs)) <= _LARGE_NBYTES:
         return None

@@ -53,12 +53,8 @@ def generated(
     ----------
     inputs : sequence of Memory or None
         Memory of each input; None for one that no call reads.
-    outputs : sequence of Output
-        The outputs.
     calls : iterable of Call
         All calls, in order.
-    put : container of Memory
-        Those that a Python call reads in another way than by its arguments.
     """
     source = _Source(put)
     names = [f"x{i}" for i in range(len(inputs))]

@@ -52,11 +52,6 @@ def runs_on_any_numbers(graph: Graph) -> bool:
 def with_dummy_weights(drafts: Mapping[str, Draft]) -> dict[str, Callable[[], Plan]]:
     """Return functions that complete drafts to plans for timing; the plans' outputs are meaningless.
 
-    Parameters
-    ----------
-    drafts : mapping of str to Draft
-        Drafts of graphs that `runs_on_any_numbers`, by name.
-
     Returns
     -------
     dict of str to callable

@@ -69,10 +69,6 @@ class Executor:
 
         Parameters
         ----------
-        inputs : sequence of torch.Tensor
-            One for each graph input, any strides.
-        out : torch.Tensor or sequence of torch.Tensor, optional
-            One for each graph output, to write the results to; any strides.
         threads : int, optional
             Number of threads. Default: torch's number in the calling thread.
 

@@ -68,18 +68,6 @@ class Halves:
     def forward(self, inputs: Sequence[object]) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Run the forward half.
 
-        Parameters
-        ----------
-        inputs : sequence of torch.Tensor
-            One for each input of this half.
-
-        Returns
-        -------
-        list of torch.Tensor
-            New tensors. Neither these nor the inputs may be changed before the backward half ran.
-        torch.Tensor
-            The ticket for the backward half.
-
         Raises
         ------
         InputError
@@ -93,20 +81,6 @@ class Halves:
 
     def backward(self, ticket: torch.Tensor, tangents: Sequence[object], *, again: bool = False) -> list[torch.Tensor]:
         """Run the backward half of a forward run.
-
-        Parameters
-        ----------
-        ticket : torch.Tensor
-            Results of the forward run.
-        tangents : sequence of torch.Tensor
-            One for each input of this half.
-        again : bool
-            Whether the same forward run may be asked for its backward half once more.
-
-        Returns
-        -------
-        list of torch.Tensor
-            New tensors.
 
         Raises
         ------

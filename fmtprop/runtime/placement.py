@@ -47,13 +47,6 @@ def sum_operand(node: Node) -> str | None:
 def place_parts(graph: Graph, computed: Set[str]) -> Placement:
     """Give slots to the sources of concats in place; a source gets its slot from its first such reader.
 
-    Parameters
-    ----------
-    graph : Graph
-        Formatted.
-    computed : set of str
-        The nodes that every run executes.
-
     Raises
     ------
     PlanError

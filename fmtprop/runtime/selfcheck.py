@@ -89,20 +89,11 @@ def check_steps(
 
     Parameters
     ----------
-    steps : iterable of Step
-        A plan's steps; steps that run the reference itself are not checked.
-    store : Store
-        Passed checks; new ones are added.
     packed : iterable of Node
         Nodes that ran once, on constants. Nodes that packed an operand of a step are checked with the step. Others are
         checked unless only the library can read their result.
     checked : iterable of Node
         Formatted nodes of the model's plan for another shape, which passed: what differs in sizes alone is right, too.
-
-    Returns
-    -------
-    list of Mismatch
-        The implementations that are wrong.
     """
     steps = [step for step in steps if implementation(step.node).needs_check(step.node)]
     known = {likeness_in_model(node) for node in checked if _is_checked(node)}
@@ -252,19 +243,6 @@ def check_node(
 
     A large node is cut down to fewer rows or images if the same implementation runs it. A node that refuses the
     numbers is not checked: it may expect indices, or a special matrix.
-
-    Parameters
-    ----------
-    node : Node
-        Formatted.
-    executable : Executable, optional
-        The executable of its choice.
-    room : optional
-        Memory of earlier checks.
-    packing : mapping of str to Node, optional
-        Reorders that pack operands; other operands are packed by the project's own code.
-    in_place : bool
-        Whether it adds to its operand in place.
     """
     room, way = room or _Room(), implementation(node)
     small = room.cut_down(node, packing)

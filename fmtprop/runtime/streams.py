@@ -77,16 +77,6 @@ class StreamPool:
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run the model once, as soon as a stream is free.
 
-        Parameters
-        ----------
-        *args, **kwargs
-            As the model takes them.
-
-        Returns
-        -------
-        concurrent.futures.Future
-            Its result is the model's result; ``result()`` raises the model's error.
-
         Raises
         ------
         PlanError
@@ -114,16 +104,6 @@ class StreamPool:
     def map(self, *iterables: Iterable[Any]) -> Iterator[Any]:
         """Run the model on every item and yield the results in order.
 
-        Parameters
-        ----------
-        *iterables : iterable
-            One for each positional argument of the model; they end with the shortest.
-
-        Yields
-        ------
-        object
-            The model's result. An error of the model is raised in its turn and ends the iteration.
-
         Raises
         ------
         PlanError
@@ -138,13 +118,7 @@ class StreamPool:
         return self._map(zip(*iterables, strict=False))
 
     def close(self, *, cancel: bool = False) -> None:
-        """Accept no more calls and wait for the submitted ones.
-
-        Parameters
-        ----------
-        cancel : bool
-            Cancel those that have not started.
-        """
+        """Accept no more calls and wait for the submitted ones."""
         self._closed = True
         if self._process == os.getpid():
             # a stream cannot wait for itself

@@ -71,19 +71,6 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)  # a child
 def read(path: Path, timeout: float) -> tuple[Records, str]:
     """Return the sound records of a file, and a description of its damage.
 
-    Parameters
-    ----------
-    path : Path
-        The file; it need not exist.
-    timeout : float
-        Seconds to wait for another process.
-
-    Returns
-    -------
-    dict, str
-        The records by kind and key, and the damage; the text is empty for a sound file. While only this process changes
-        the file, each call returns the same records, with those that were written since.
-
     Raises
     ------
     OSError
@@ -105,19 +92,6 @@ def read(path: Path, timeout: float) -> tuple[Records, str]:
 
 def write(path: Path, records: Records, *, sync: bool, damaged: bool, timeout: float) -> None:
     """Add records to a file; create or replace the file if necessary.
-
-    Parameters
-    ----------
-    path : Path
-        The file; its directory is created, too.
-    records : dict
-        Values by kind and key; they replace earlier ones.
-    sync : bool
-        Whether to wait for the disk.
-    damaged : bool
-        Whether :func:`read` found something wrong with the file.
-    timeout : float
-        Seconds to wait for another process.
 
     Raises
     ------

@@ -103,8 +103,6 @@ class Store:
 
         Parameters
         ----------
-        figures : mapping of str to float
-            Positive finite numbers; other numbers are dropped.
         sync : bool
             Whether to wait until the figures are on the disk. The wait can take a tenth of a compilation, so it is for
             figures that took longer to measure. Otherwise a failure of the machine (not of the process) may lose them

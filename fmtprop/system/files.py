@@ -72,13 +72,6 @@ def check_readable(path: Path) -> None:
 def opened(path: Path, most_nbytes: int) -> BinaryIO:
     """Return a file, open for reading.
 
-    Parameters
-    ----------
-    path : Path
-        A regular file, or a link to one.
-    most_nbytes : int
-        Largest size of the file.
-
     Raises
     ------
     OSError
@@ -93,13 +86,6 @@ def opened(path: Path, most_nbytes: int) -> BinaryIO:
 
 def read(path: Path, most_nbytes: int) -> bytes:
     """Return the bytes of a file.
-
-    Parameters
-    ----------
-    path : Path
-        A regular file, or a link to one.
-    most_nbytes : int
-        Largest size of the file.
 
     Raises
     ------
@@ -139,13 +125,6 @@ def check_regular(path: Path) -> None:
 def locked(path: Path, timeout: float) -> Iterator[None]:
     """Hold a lock on a file among all processes: the lock file next to it.
 
-    Parameters
-    ----------
-    path : Path
-        The file to change.
-    timeout : float
-        Seconds to wait for another holder.
-
     Raises
     ------
     OSError
@@ -166,16 +145,9 @@ def check_replaceable(path: Path, ours: re.Pattern[bytes] | None = None) -> Path
 
     Parameters
     ----------
-    path : Path
-        The file, or a link to it.
     ours : re.Pattern, optional
         The beginning of a file of this kind. Only such a file or an empty one is replaced: another one could be the
         caller's model.
-
-    Returns
-    -------
-    Path
-        The path with its links resolved.
 
     Raises
     ------
@@ -203,11 +175,6 @@ def check_replaceable(path: Path, ours: re.Pattern[bytes] | None = None) -> Path
 @contextmanager
 def replacing(path: Path, ours: re.Pattern[bytes] | None = None) -> Iterator[Path]:
     """Yield a temporary path to write to; it replaces `path` at the end, or is removed after a failure.
-
-    Parameters
-    ----------
-    path, ours
-        As :func:`check_replaceable`.
 
     Raises
     ------

@@ -41,11 +41,6 @@ def cpu_fields() -> dict[str, str]:
 def last_level_cache_nbytes(caches: Path = _CACHES) -> int:
     """Return the size of the largest cache that the first CPU uses, in bytes.
 
-    Parameters
-    ----------
-    caches : Path
-        Linux's directory of caches; if it cannot be read, a usual size is returned.
-
     Examples
     --------
     >>> last_level_cache_nbytes(Path("/nowhere")) == 16 << 20

@@ -22,13 +22,6 @@ def printable(text: str) -> str:
 def printable_lines(text: str, most: int) -> str:
     r"""Return the same for a text of several lines, and keep its line breaks.
 
-    Parameters
-    ----------
-    text : str
-        The text; it may contain names that are megabytes long.
-    most : int
-        The middle of a text with more characters is left out.
-
     Examples
     --------
     >>> print(printable_lines("one\ntwo\t", 10))

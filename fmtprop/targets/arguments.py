@@ -43,15 +43,7 @@ def tail_arguments(node: Node, stored: Stored) -> list[tuple[str, int]]:
 
 
 def start_of(desc: MemoryDesc, md: dnnl.NativeDesc) -> int:
-    """Return the bytes between the start of a tensor's buffer and the address of a primitive's argument.
-
-    Parameters
-    ----------
-    desc : MemoryDesc
-        The tensor's format in its buffer; a slice begins inside the buffer.
-    md : NativeDesc
-        The argument's descriptor, which counts from its first element.
-    """
+    """Return the bytes between the start of a tensor's buffer and the address of a primitive's argument."""
     if desc.kind != "blocked":
         return 0
     return (desc.offset0 - md.fields.offset0) * desc.dtype.nbytes

@@ -15,15 +15,7 @@ from fmtprop.passes.target import Request
 
 
 def depthwise_kernels(node: Node, request: Request) -> Iterator[tuple[DepthwiseKernel, Request, tuple[MemoryDesc]]]:
-    """Yield the kernel, the formats that it reads, and the one that it writes: channels are innermost.
-
-    Parameters
-    ----------
-    node : Node
-        A convolution, with its post-ops.
-    request : mapping of str to MemoryDesc
-        See :meth:`fmtprop.passes.target.Target.candidates`.
-    """
+    """Yield the kernel, the formats that it reads, and the one that it writes: channels are innermost."""
     attrs = node.attrs
     src, weights, dst = (request[name] for name in ("src", "weights", "dst"))
     if not isinstance(attrs, Conv) or (src.ndim, weights.ndim) != (4, 5) or weights.dims[1:3] != (1, 1):

@@ -29,27 +29,14 @@ class Executable(ABC):
 
         Parameters
         ----------
-        node : Node
-            A formatted node; its choice has this executable's implementation, or an equal one.
         places : mapping of str to Place
             Positions of each operand and each result, by name, and of a scratchpad if one is needed. The
             implementation's :meth:`~Implementation.residual` lies in the first result's memory; the operand of
             :meth:`~Implementation.may_add_to` may lie there.
-        stream : Stream
-            Stream of the native calls.
         """
 
     def lay_out(self, node: Node, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return numbers in a format that only this executable knows, as a tensor for :class:`Memory`.
-
-        Parameters
-        ----------
-        node : Node
-            Formatted.
-        name : str
-            The operand with this format.
-        tensor : torch.Tensor
-            Its numbers, dense.
 
         Raises
         ------

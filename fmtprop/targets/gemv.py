@@ -21,13 +21,6 @@ def gemv_kernels(node: Node, request: Request) -> Iterator[tuple[GemvKernel, Req
     """Yield the kernel, the formats that it reads, and the one that it writes; perhaps this machine has none.
 
     The weights of every output follow one another in memory: a matrix that is asked for as `any` gets this format.
-
-    Parameters
-    ----------
-    node : Node
-        An inner product or a matrix product, with its post-ops.
-    request : mapping of str to MemoryDesc
-        See :meth:`fmtprop.passes.target.Target.candidates`.
     """
     if any(0 in desc.dims for desc in request.values()):
         return

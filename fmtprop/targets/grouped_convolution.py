@@ -18,15 +18,7 @@ from fmtprop.passes.target import Request
 def grouped_convolution_kernels(
     node: Node, request: Request
 ) -> Iterator[tuple[GroupedConvolutionKernel, Request, tuple[MemoryDesc]]]:
-    """Yield the kernel, the formats that it reads, and the one that it writes: channels in blocks of a vector.
-
-    Parameters
-    ----------
-    node : Node
-        A convolution, with its post-ops.
-    request : mapping of str to MemoryDesc
-        See :meth:`fmtprop.passes.target.Target.candidates`.
-    """
+    """Yield the kernel, the formats that it reads, and the one that it writes: channels in blocks of a vector."""
     attrs = node.attrs
     src, weights, dst = (request[name] for name in ("src", "weights", "dst"))
     if (

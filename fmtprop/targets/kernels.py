@@ -66,15 +66,7 @@ _Way = tuple[StandaloneKernel, Request, tuple[MemoryDesc, ...]]
 
 
 def kernel_candidates(node: Node, request: Request) -> Iterator[Candidate]:
-    """Yield the way to run a node by a kernel, if there is one for it and for these formats.
-
-    Parameters
-    ----------
-    node : Node
-        The op, its attributes and post-ops.
-    request : mapping of str to MemoryDesc
-        See :meth:`fmtprop.passes.target.Target.candidates`.
-    """
+    """Yield the way to run a node by a kernel, if there is one for it and for these formats."""
     for kernel, operands, results in _ways(node, request):
         if kernel.is_offered:
             yield Candidate(JIT, kernel.impl, operands, results, handle=KernelImplementation(kernel))

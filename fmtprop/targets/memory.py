@@ -109,13 +109,6 @@ def renew(words: torch.Tensor, *, positive: bool = False) -> None:
     Results that become sources, and sources that become results, decay to denormal numbers, infinities and NaN. An
     operation on a denormal number takes a hundred times as long on Intel's cores.
 
-    Parameters
-    ----------
-    words : torch.Tensor
-        int32, changed in place.
-    positive : bool
-        Whether no number may be negative.
-
     Examples
     --------
     >>> words = torch.tensor([1e-40, float("inf"), -3.0, 0.0]).view(torch.int32)
@@ -134,17 +127,7 @@ def nbytes_of(tensor: torch.Tensor) -> int:
 
 
 def view(memory: torch.Tensor, desc: MemoryDesc, start: int = 0) -> torch.Tensor:
-    """Return the torch tensor that a plain descriptor describes in flat bytes.
-
-    Parameters
-    ----------
-    memory : torch.Tensor
-        Flat uint8 memory.
-    desc : MemoryDesc
-        A plain format.
-    start : int
-        Byte at which the descriptor begins.
-    """
+    """Return the torch tensor that a plain descriptor describes in flat bytes."""
     dtype, size = torch_dtype(desc.dtype), desc.dtype.nbytes
     if 0 in desc.dims:
         return torch.empty_strided(desc.dims, desc.strides, dtype=dtype, device="cpu")

@@ -22,13 +22,6 @@ def nbits_kernels(node: Node, request: Request) -> Iterator[tuple[NBitsKernel, R
 
     Codes, scales and zero points are row-major, as files have them; src and dst have rows of numbers that lie side by
     side.
-
-    Parameters
-    ----------
-    node : Node
-        A product with a matrix of codes, with its post-ops.
-    request : mapping of str to MemoryDesc
-        See :meth:`fmtprop.passes.target.Target.candidates`.
     """
     attrs = node.attrs
     assert isinstance(attrs, MatMulNBits)

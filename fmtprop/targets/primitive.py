@@ -150,18 +150,8 @@ def bind_primitive(
 
     Parameters
     ----------
-    primitive : Primitive
-        The primitive.
     arguments : sequence of (int, NativeDesc, Memory, int)
         Number, descriptor, memory, and offset from the memory's start in bytes.
-    scratchpad : Memory, optional
-        At least as large as the primitive needs.
-    stream : Stream
-        Stream of the calls.
-    after : Work, optional
-        Kernel that runs afterwards.
-    label : str
-        Name of the computation in messages.
     restored : int
         Number of threads after the run, if the primitive was made for one thread and the plan has more; else 1.
     """
@@ -201,15 +191,7 @@ def bind_primitive(
 
 
 def laid_out(tensor: torch.Tensor, md: dnnl.NativeDesc) -> torch.Tensor:
-    """Return numbers as flat bytes in any format that oneDNN knows; oneDNN packs them.
-
-    Parameters
-    ----------
-    tensor : torch.Tensor
-        Dense, row-major.
-    md : NativeDesc
-        The format.
-    """
+    """Return numbers as flat bytes in any format that oneDNN knows; oneDNN packs them."""
     native = dnnl.NativeDesc.from_desc(MemoryDesc(tensor.shape, tensor_type(tensor).dtype))
     result, engine = aligned_bytes(md.nbytes), dnnl.Engine.cpu()
     with dnnl.create(dnnl.Reorder(src=native, dst=md)) as pd:

@@ -54,14 +54,8 @@ def bind(
 
     Parameters
     ----------
-    node : Node
-        Formatted.
-    tensors : mapping of str to torch.Tensor
-        Its operands, those of post-ops included.
     places : sequence of torch.Tensor or None
         As :func:`write_results` takes them. None shares memory with an operand.
-    by_operator : bool
-        Whether PyTorch's own operators may compute it, where the op declares some.
     """
     written = [place for place in places if place is not None]
     if node.grids and any(node.grids[name].stored is data_type(t.dtype) for name, t in _gridded(node, tensors, places)):
@@ -137,12 +131,8 @@ def write_results(node: Node, places: Sequence[torch.Tensor | None], values: Seq
 
     Parameters
     ----------
-    node : Node
-        The node of the results.
     places : sequence of torch.Tensor or None
         None for a result without readers: its type may differ from the exporter's (``aten._embedding_bag``).
-    values : sequence of torch.Tensor
-        The results.
 
     Raises
     ------

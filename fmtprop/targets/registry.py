@@ -18,11 +18,6 @@ _TARGETS: dict[str, type[Provider]] = {made.name: made for made in (OneDnnTarget
 def register(made: type[Provider]) -> None:
     """Add a target: its name is a value of the ``target`` parameter of :func:`fmtprop.compile` from now on.
 
-    Parameters
-    ----------
-    made : type
-        A subclass of :class:`~fmtprop.targets.executable.Provider` that is made without arguments.
-
     Raises
     ------
     UnsupportedOpError
@@ -51,17 +46,7 @@ def provider(name: str) -> type[Provider]:
 
 
 def setting_for(target: Provider, boundary: Mapping[str, MemoryDesc], fallback: Provider | None = None) -> Setting:
-    """Return the setting of a graph that a target executes, with PyTorch's operators as the fallback.
-
-    Parameters
-    ----------
-    target : Provider
-        The target.
-    boundary : mapping of str to MemoryDesc
-        The caller's formats of graph inputs and outputs by name.
-    fallback : Provider, optional
-        The fallback, if it is known already.
-    """
+    """Return the setting of a graph that a target executes, with PyTorch's operators as the fallback."""
     formats = {name: target.at_boundary(desc) for name, desc in boundary.items()}
     how = target.in_place, target.competing, target.expanding, target.has_bytes
     return Setting(target, fallback or ReferenceTarget(), formats, *how)

@@ -208,17 +208,6 @@ def saturates(node: Node, stored: Stored, impl: str, *, has_vnni: bool) -> bool:
 
     Without VNNI, that is so for any products but those of depthwise convolutions, and of 7-bit weights. If sources are
     signed, oneDNN halves the weights then, which loses their last bit.
-
-    Parameters
-    ----------
-    node : Node
-        The node.
-    stored : mapping of str to DataType
-        Data types of its operands and results.
-    impl : str
-        Name of the implementation.
-    has_vnni : bool
-        Whether the CPU has instructions for it: general products use them without a name.
     """
     grids, linear = byte_grids(node, stored), linear_of(node)
     is_general = "gemm" in impl.replace("brgemm", "")

@@ -16,15 +16,7 @@ from fmtprop import dnnl
 
 
 def attention_in_parts(function: Callable[..., Tensor], lowered: bool) -> Callable[..., Tensor]:
-    """Return PyTorch's function in parts, where these are products in bf16 and their gradients are needed.
-
-    Parameters
-    ----------
-    function : callable
-        PyTorch's function.
-    lowered : bool
-        Whether the plan computes products of f32 in bf16.
-    """
+    """Return PyTorch's function in parts, where these are products in bf16 and their gradients are needed."""
 
     def call(
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,

@@ -69,16 +69,8 @@ def training_backend(
 
     Parameters
     ----------
-    make_step : callable
-        Makes a step from a forward program, a backward program, and the number of the forward's own results.
-    inference : callable
-        Compiles a functional graph that needs no gradients.
     options : Options
         Of the plans: their precision, and whether the backward half recomputes cheap results (``memory``).
-    compare : callable, optional
-        Compares a step's plan with PyTorch's own step; see :class:`fmtprop.training.rival.Rival`.
-    required : bool
-        Whether a step that cannot be planned is an error; otherwise PyTorch runs it.
     writes : bool
         Whether functional graphs for `inference` write changed inputs themselves, by ``copy_`` at their end.
     """

@@ -15,11 +15,6 @@ from torch._higher_order_ops.effects import with_effects
 def join_checks(program: fx.GraphModule) -> int:
     """Make each check of linear algebra a call that returns the checked result.
 
-    Parameters
-    ----------
-    program : torch.fx.GraphModule
-        Changed in place. Checks follow the call whose status they read, such as a Cholesky factorization.
-
     Returns
     -------
     int

@@ -53,8 +53,6 @@ def without_views(module: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModul
 
     Returns
     -------
-    torch.fx.GraphModule
-        Its results are those with memory of their own.
     torch.fx.GraphModule or None
         From inputs and these results to all results. None where there are no views of inputs, of a part of a result,
         or of a result that is returned in another form, too.

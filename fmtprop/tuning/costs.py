@@ -106,8 +106,6 @@ def costs_for(
         ``"nominal"`` measures nothing at all (``deterministic=True``), ``"model"`` only the machine's peaks, once.
         ``"measure"`` measures the figures that the cache lacks. ``"remeasure"`` measures all figures and replaces the
         cache's. ``"auto"`` uses the cache's figures if it has all for a node, and the model otherwise.
-    weights_nbytes : int
-        Bytes of all weights of the network; they decide from which level of memory weights come.
     activations_nbytes : int, optional
         Largest number of bytes of activations that a node reads and writes, if known; it decides from which level of
         memory they come.
@@ -119,11 +117,6 @@ def costs_for(
         Figures measured before. Default: the user's store.
     target : Provider, optional
         Target of the nodes; its reorders are timed. Default: oneDNN.
-
-    Returns
-    -------
-    TunedCosts
-        Implements `Costs` of :mod:`fmtprop.passes.target`.
 
     Raises
     ------

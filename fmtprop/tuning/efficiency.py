@@ -67,8 +67,6 @@ def efficiency(impl: str, shape: int = 0) -> float:
 
     Parameters
     ----------
-    impl : str
-        Its name.
     shape : {0, 1, 2}
         0 for windows and products, 1 for windows of one position, 2 for one channel per group.
 

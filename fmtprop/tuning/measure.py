@@ -139,17 +139,7 @@ class Job:
 
 
 def job_of(key: Any, node: Node, candidate: Candidate) -> Job:
-    """Return the job that times a way to run a node.
-
-    Parameters
-    ----------
-    key : object
-        The caller's name for it.
-    node : Node
-        The node.
-    candidate : Candidate
-        A way that can be timed.
-    """
+    """Return the job that times a way to run a node."""
     formatted = node.with_(choice=candidate.choice("to be timed"), descs=candidate.results)
     learned, residual = parameters(node.op, candidate.operands), implementation(formatted).residual(formatted)
     read = [
@@ -205,19 +195,10 @@ class Bench:
 
         Parameters
         ----------
-        groups : sequence of sequence of Job
-            The ways to run each node: the most important node first, and its most promising way first.
         deadline : float
             End of the measurement, by ``perf_counter``; jobs that are not compiled by half-time get no figure.
-        done : callable, optional
-            Called for each group as soon as it has its figures.
         progress : callable, optional
             Called with (done, total) in steps of about equal duration.
-
-        Returns
-        -------
-        dict
-            Seconds by key.
         """
         races: list[_Race] = []
         self.doubtful, waiting = set(), Waiting()

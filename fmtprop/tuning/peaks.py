@@ -119,8 +119,6 @@ def peaks(store: Store, footprint: int = FOOTPRINTS[-1]) -> Peaks:
 
     Parameters
     ----------
-    store : Store
-        New figures are added.
     footprint : int
         Largest footprint in bytes to measure; measuring takes as much memory.
     """
@@ -157,18 +155,7 @@ def nominal_peaks() -> Peaks:
 
 
 def improve(store: Store) -> bool:
-    """Measure once more, since a run was much faster than these figures promised; the better figures are recorded.
-
-    Parameters
-    ----------
-    store : Store
-        Only its figures are measured again.
-
-    Returns
-    -------
-    bool
-        Whether a figure is so much better that another plan may be the cheapest.
-    """
+    """Measure once more, since a run was much faster than these figures promised; the better figures are recorded."""
     keys = keys_of_peaks()
     known = {name: value for name, key in keys.items() if (value := store.figure(key)) is not None}
     footprints = tuple(n for n in FOOTPRINTS if f"reading {n}" in known)

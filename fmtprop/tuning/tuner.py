@@ -89,8 +89,6 @@ class Tuner:
         ----------
         groups : sequence of Group
             In any order; those with the largest share of the network's time come first.
-        model : CostModel
-            Knows what is possible.
 
         Warns
         -----

@@ -230,11 +230,6 @@ def executions_of(line: str) -> Iterator[Execution]:
 def parse_line(line: str) -> Execution | None:
     """Return the execution that a line reports, the last one if it has several; None if it has none.
 
-    Parameters
-    ----------
-    line : str
-        A line of any program's output; text before the marker is ignored.
-
     Examples
     --------
     >>> line = "onednn_verbose,exec,cpu,reorder,jit:uni,undef,src_f32::blocked:ab:f0 dst_f32::blocked:ba:f0,,,2x3,0.5"

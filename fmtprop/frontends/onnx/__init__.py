@@ -44,13 +44,6 @@ def deciding_inputs(program: Program) -> tuple[str, ...]:
 def from_onnx(source: object, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
     """Import an ONNX model as a graph.
 
-    Parameters
-    ----------
-    source : str, path, bytes or onnx.ModelProto
-        The model.
-    shapes : mapping of str to sequence of int, optional
-        Dimensions of inputs that have dynamic axes, by input.
-
     Returns
     -------
     Graph
@@ -70,11 +63,6 @@ def from_onnx(source: object, shapes: Mapping[str, Sequence[int]] | None = None)
 
 def open_program(source: object) -> Program:
     """Read a model and make it ready to run node by node.
-
-    Parameters
-    ----------
-    source : str, path, bytes or onnx.ModelProto
-        The model.
 
     Raises
     ------

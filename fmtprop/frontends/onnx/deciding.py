@@ -18,13 +18,7 @@ _DECIDED = {"If": 1, "Loop": 2}
 
 
 def deciding_inputs(program: Program) -> tuple[str, ...]:
-    """Return the names of the scalar inputs, of whole numbers or booleans, on which branches and loops depend.
-
-    Parameters
-    ----------
-    program : Program
-        The model.
-    """
+    """Return the names of the scalar inputs, of whole numbers or booleans, on which branches and loops depend."""
     sources: dict[str, list[str]] = {}
     waiting: list[str] = []
     for step in _steps(program.body):

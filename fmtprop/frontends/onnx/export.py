@@ -46,13 +46,6 @@ _NARROW: Final = frozenset({DataType.BF16, DataType.F16})
 def save(graph: Graph, path: Path) -> None:
     """Write a graph as an ONNX file; weights of more than 1 GiB go to a second file, with the suffix ``.onnx.data``.
 
-    Parameters
-    ----------
-    graph : Graph
-        A graph at any stage.
-    path : Path
-        The file. It replaces only a file that fmtprop wrote.
-
     Raises
     ------
     UnsupportedOpError

@@ -35,11 +35,6 @@ from fmtprop.ops.host_call import Parts
 def dims_of(info: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
     """Return the declared dimensions of an input: numbers, names of dynamic axes, None for unnamed ones.
 
-    Returns
-    -------
-    tuple or None
-        None if the rank is unknown too.
-
     Raises
     ------
     ImportModelError
@@ -109,15 +104,6 @@ def graph_of(
     fixed: Mapping[str, torch.Tensor] | None = None,
 ) -> Graph:
     """Import a program as a graph.
-
-    Parameters
-    ----------
-    program : Program
-        The model, ready to run.
-    shapes : mapping of str to sequence of int, optional
-        Dimensions of inputs with dynamic axes.
-    fixed : mapping of str to torch.Tensor, optional
-        Values of inputs that become constants; the graph does not have these inputs.
 
     Returns
     -------

@@ -97,16 +97,6 @@ class Program:
     def run(self, inputs: Mapping[str, Any]) -> list[Any]:
         """Run node by node.
 
-        Parameters
-        ----------
-        inputs : mapping of str to object
-            All inputs by name; inputs with an initialiser are optional.
-
-        Returns
-        -------
-        list
-            The graph's outputs, in memory of their own.
-
         Raises
         ------
         ImportModelError
@@ -119,18 +109,6 @@ class Program:
 
     def trace(self, inputs: Mapping[str, Any], recording: Recording) -> list[Any]:
         """Run on tensors without data, and record the calls.
-
-        Parameters
-        ----------
-        inputs : mapping of str to object
-            Tensors without data by name.
-        recording : Recording
-            The record, which is on.
-
-        Returns
-        -------
-        list
-            As :meth:`run`; outputs that depend only on constants have data.
 
         Raises
         ------

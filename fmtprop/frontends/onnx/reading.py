@@ -48,11 +48,6 @@ class Source:
 def read_model(source: object) -> Source:
     """Read a model.
 
-    Parameters
-    ----------
-    source : str, path, bytes or onnx.ModelProto
-        A file, its content, or a model in memory, which does not change.
-
     Raises
     ------
     ImportModelError

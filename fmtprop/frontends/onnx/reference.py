@@ -23,10 +23,6 @@ def result_nbytes(node: onnx.NodeProto, version: int, arguments: Sequence[Any]) 
 
     Parameters
     ----------
-    node : onnx.NodeProto
-        The node, with all its attributes.
-    version : int
-        The opset version of its domain.
     arguments : sequence
         Its operands; None for one that is left out.
     """
@@ -68,17 +64,8 @@ def run_node(node: onnx.NodeProto, version: int, arguments: Sequence[Any]) -> An
 
     Parameters
     ----------
-    node : onnx.NodeProto
-        The node, with all its attributes.
-    version : int
-        The opset version of its domain.
     arguments : sequence
         Its operands; None for one that is left out.
-
-    Returns
-    -------
-    object
-        Its result, or a tuple of them.
 
     Raises
     ------

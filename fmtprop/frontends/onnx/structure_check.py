@@ -41,13 +41,6 @@ _FIELDS = (*_TYPED, "int32_data")
 def check_structure(model: onnx.ModelProto, where: str) -> None:
     """Check a model's structure.
 
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        The parsed model.
-    where : str
-        Name of the model in messages.
-
     Raises
     ------
     ImportModelError
@@ -258,15 +251,6 @@ def nbytes_of(tensor: onnx.TensorProto, where: str) -> int:
 
 def check_tensor(tensor: onnx.TensorProto, where: str, *, may_be_external: bool) -> None:
     """Compare a tensor's declaration with its data.
-
-    Parameters
-    ----------
-    tensor : onnx.TensorProto
-        The tensor.
-    where : str
-        Its name in messages.
-    may_be_external : bool
-        Whether its data may lie in another file: exporters put the main graph's initialisers there.
 
     Raises
     ------

@@ -89,13 +89,7 @@ class Traced:
             raise _refusal(self._problems[0].node, error) from error
 
     def write(self, writer: Writer, node: Node, operands: Mapping[str, str]) -> list[str]:
-        """Copy the nodes of an op into a graph.
-
-        Returns
-        -------
-        list of str
-            Names of its results.
-        """
+        """Copy the nodes of an op into a graph."""
         types = {name: writer.type(value) for name, value in operands.items()}
         place = self._places[_key(node, types)]
         names = {_operand(place, name): value for name, value in operands.items()}

@@ -23,13 +23,6 @@ _FIXED = {1: 8, 5: 4}
 def check_counts(data: bytes, where: str) -> None:
     """Check the number and the depth of messages in a serialised model.
 
-    Parameters
-    ----------
-    data : bytes
-        The file.
-    where : str
-        Name of the file in messages.
-
     Raises
     ------
     ImportModelError

@@ -143,16 +143,6 @@ class OptimalFormats:
         """Yield the best formatted graph, then the best one without compositions if it differs.
 
         The second certificate has the gap to the first's bound.
-
-        Parameters
-        ----------
-        graph : Graph
-            A normal graph.
-        composed : mapping of str to sequence of Candidate
-            Ways to run one node by several nodes, by its name: each handle is a
-            :class:`~fmtprop.passes.optimal.composition.Composition`.
-        baseline : Graph, optional
-            Result of `propagate`, if it is known already; an empty graph for no comparison.
         """
         greedy = AssignFormats("propagate", self.setting)
         if baseline is None:
@@ -209,15 +199,7 @@ def _without(problem: Problem, indices: Collection[int]) -> Problem:
 
 
 def price(formatted: Graph, costs: Costs) -> float:
-    """Return the cost of one run of a formatted graph in seconds: its nodes and its reorders.
-
-    Parameters
-    ----------
-    formatted : Graph
-        A formatted graph of any policy.
-    costs : Costs
-        Costs of nodes and reorders.
-    """
+    """Return the cost of one run of a formatted graph in seconds: its nodes and its reorders."""
     return sum(prices(formatted, costs).values())
 
 

@@ -37,13 +37,7 @@ class TensorReorders:
         self._distances, self._next = _shortest_chains(self._formats, reorders)
 
     def distance(self, src: Format, dst: Format) -> float:
-        """Price the cheapest chain of reorders.
-
-        Returns
-        -------
-        float
-            Seconds: 0 from a format to itself, infinite if there is no chain.
-        """
+        """Price the cheapest chain of reorders."""
         return 0.0 if src == dst else self._distances.get((src, dst), math.inf)
 
     def tree(self, root: Format, needs: frozenset[Format]) -> Tree:
@@ -140,10 +134,6 @@ def cheapest_conversions(
 
     Parameters
     ----------
-    problem : Problem
-        As it was checked.
-    chosen : collection of int
-        Indices into `problem.alternatives`, covering each op once.
     table : ReorderTable, optional
         The table of this problem, to share its cache.
 

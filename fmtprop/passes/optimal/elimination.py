@@ -68,17 +68,6 @@ def improve(
 ) -> tuple[int, ...] | None:
     """Find a choice that is at least as cheap as a known one; most ops are chosen anew, together.
 
-    Parameters
-    ----------
-    problem : Problem
-        As it was checked; of any width.
-    reorders : ReorderTable
-        Of this problem.
-    chosen : collection of int
-        The known choice.
-    kept : Counter
-        How often each variable kept its value in earlier calls. Other variables keep theirs now; they are added.
-
     Returns
     -------
     tuple of int, or None

@@ -49,12 +49,6 @@ def enumerate_ways(
 
     Parameters
     ----------
-    graph : Graph
-        A normal graph.
-    setting : Setting
-        The targets.
-    known : mapping of str to sequence of Candidate
-        Ways that must be among the result, by node name: another policy's choices.
     pins : mapping of str to MemoryDesc
         Required formats of operands and results, by ``"node.operand"``.
 

@@ -17,11 +17,6 @@ from fmtprop.passes.optimal.program import Demand, LinearProgram, demand, supply
 def find_feasible(problem: Problem, table: ReorderTable) -> tuple[int, ...]:
     """Find an executable choice, without regard to cost or time.
 
-    Returns
-    -------
-    tuple of int
-        Indices into `problem.alternatives`, ascending.
-
     Raises
     ------
     PassError

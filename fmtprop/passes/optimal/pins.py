@@ -18,8 +18,6 @@ def resolve_pins(graph: Graph, pins: Mapping[str, MemoryDesc | str]) -> dict[str
 
     Parameters
     ----------
-    graph : Graph
-        A normal graph.
     pins : mapping of str to MemoryDesc or str
         ``"node.operand"`` or ``"node.dst"`` -> a descriptor, or a format tag.
 

@@ -152,15 +152,7 @@ class Solution:
 
 
 def keeping(problem: Problem, tensors: Collection[Tensor]) -> Problem:
-    """Return the problem without reorders of some tensors, which must be read in the format in which they are written.
-
-    Parameters
-    ----------
-    problem : Problem
-        As it was.
-    tensors : collection of tensor
-        Tensors that must not be reordered.
-    """
+    """Return the problem without reorders of some tensors, which are read in the format in which they are written."""
     if not tensors:
         return problem
     return replace(problem, reorders={**problem.reorders, **{tensor: {} for tensor in tensors}})
@@ -171,17 +163,8 @@ def evaluate(problem: Problem, chosen: Collection[int], conversions: Conversions
 
     Parameters
     ----------
-    problem : Problem
-        As it was checked.
-    chosen : collection of int
-        Indices into `problem.alternatives`.
     conversions : mapping of tensor to tuple of (source, destination)
         The reorders to execute, in order.
-
-    Returns
-    -------
-    float
-        Seconds: the chosen alternatives and the reorders.
 
     Raises
     ------
@@ -238,13 +221,7 @@ def check_cover(problem: Problem, chosen: Collection[int]) -> None:
 
 
 def find_cycle(problem: Problem, chosen: Collection[int]) -> tuple[int, ...]:
-    """Find alternatives that wait for each other's results (two fused regions can do so).
-
-    Returns
-    -------
-    tuple of int
-        Each needs a tensor of the one before it, and the first one a tensor of the last; empty if all can be executed.
-    """
+    """Find alternatives that wait for each other's results (two fused regions can do so)."""
     writer = {tensor: index for index in chosen for tensor in problem.alternatives[index].writes}
     needs = {
         index: {writer[tensor] for tensor in problem.alternatives[index].reads if tensor in writer} for index in chosen

@@ -80,13 +80,6 @@ class LinearProgram:
         typical : float
             Approximate cost of a good solution, more than 0. The tolerances of HiGHS are absolute, so costs are scaled
             by this unit.
-        time_limit : float, optional
-            Seconds.
-
-        Returns
-        -------
-        Outcome
-            The best solution, or the state at the end of the time.
 
         Notes
         -----

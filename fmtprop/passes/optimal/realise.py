@@ -23,14 +23,6 @@ def realise(graph: Graph, problem: Problem, solution: Solution, spec: AssignForm
 
     Parameters
     ----------
-    graph : Graph
-        The normal graph.
-    problem : Problem
-        The solved problem; its alternatives carry the candidates.
-    solution : Solution
-        The solution.
-    spec : AssignFormats
-        Format assignment of nodes on constants; its target makes the reorders.
     baseline : Graph
         Its result for the graph; it has the reason if there is only one way to run a node.
     """

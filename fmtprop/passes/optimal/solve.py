@@ -34,18 +34,9 @@ def solve(problem: Problem, time_limit: float = 10.0, baseline: Sequence[int] | 
 
     Parameters
     ----------
-    problem : Problem
-        The problem.
     time_limit : float, optional
         Seconds, or infinity. At their end, the best choice so far is returned with its proved bound. It takes longer
         only if no choice has been found by then.
-    baseline : sequence of int, optional
-        A choice to start with; the solution is never worse.
-
-    Returns
-    -------
-    Solution
-        Objective, bound and gap are exact within rounding and the tolerance of :class:`Solution`.
 
     Raises
     ------

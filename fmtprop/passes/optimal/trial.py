@@ -39,17 +39,9 @@ def expansions(
 
     Parameters
     ----------
-    graph : Graph
-        A normal graph.
-    solver : OptimalFormats
-        The solver of the small graphs.
-    winograd : bool
-        Whether convolutions may use Winograd's filtering.
     spreads : bool
         Whether this is so for nodes that must keep NaN and infinities: it makes NaN of an infinity, and of more
         results, but loses none.
-    with_originals : bool
-        Whether to solve the original nodes, too: then costs of both are measured in the same rounds.
     """
     rewrites = [one.rewrite for one in EXPANSIONS if winograd or not isinstance(one.rewrite, Winograd)]
     alike = _alike(graph, rewrites, spreads)

@@ -22,15 +22,7 @@ _MOST_FORMATS = 6
 
 
 def usable_formats(graph: Graph, target: Target) -> dict[Value, list[MemoryDesc]]:
-    """Return, for each value of a normal graph, the formats that its readers could use, the usual ones first.
-
-    Parameters
-    ----------
-    graph : Graph
-        A normal graph.
-    target : Target
-        The target, which has the usual formats.
-    """
+    """Return, for each value of a normal graph, the formats that its readers could use, the usual ones first."""
     found: dict[Value, list[MemoryDesc]] = {}
     for node in reversed(graph.nodes()):
         for index, type_ in enumerate(node.results):

@@ -53,8 +53,6 @@ def accepts_unary(attr: str, scalars: tuple[float, ...], algorithm: str, *, afte
     ----------
     attr, scalars, algorithm
         Arguments of ``mkldnn::_convolution_pointwise``.
-    after_add : bool
-        Whether the function is applied after the addition of another tensor.
     """
     src = torch.zeros((1, _CHANNELS, 2, 2), device="cpu").to(memory_format=torch.channels_last)
     weights = torch.zeros((_CHANNELS, _CHANNELS, 1, 1), device="cpu")

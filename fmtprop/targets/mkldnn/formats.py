@@ -24,15 +24,7 @@ def is_opaque(desc: MemoryDesc) -> bool:
 
 
 def packed(desc: MemoryDesc, recipe: Hashable) -> MemoryDesc:
-    """Return the format of weights packed for one operator with one set of arguments.
-
-    Parameters
-    ----------
-    desc : MemoryDesc
-        The weights.
-    recipe : hashable
-        The packing; weights with equal recipes are interchangeable.
-    """
+    """Return the format of weights packed for one operator with one set of arguments."""
     return MemoryDesc.opaque(desc.dims, desc.dtype, desc.nelems * desc.dtype.nbytes, ("packed", recipe))
 
 

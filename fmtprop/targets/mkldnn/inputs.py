@@ -18,21 +18,7 @@ from fmtprop.targets.primitive import laid_out
 
 
 def in_format(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
-    """Return a tensor's numbers in a plan's format.
-
-    Parameters
-    ----------
-    tensor : torch.Tensor
-        A dense or mkldnn tensor with the descriptor's dimensions and data type.
-    desc : MemoryDesc
-        A plain or blocked format, or the opaque one of the mkldnn target.
-
-    Returns
-    -------
-    torch.Tensor
-        For a plain format, a dense tensor with its strides; for a blocked one, flat memory; for an opaque one, an
-        mkldnn tensor. It is the caller's own memory if that has the format.
-    """
+    """Return a tensor's numbers in a plan's format."""
     if is_opaque(desc):
         return tensor if tensor.is_mkldnn else tensor.to_mkldnn()
     if tensor.is_mkldnn:

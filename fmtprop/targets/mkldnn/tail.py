@@ -69,12 +69,6 @@ def split(post_ops: Sequence[PostOp], dst: MemoryDesc, dims: dict[str, tuple[int
     ----------
     post_ops : sequence of PostOp
         In order.
-    dst : MemoryDesc
-        The node's result.
-    dims : dict of str to tuple of int
-        Dimensions of the operands.
-    then_unary : bool
-        Whether the operator can apply a function after the operation with another tensor.
     """
     waiting = list(post_ops)
     binary = other = ""

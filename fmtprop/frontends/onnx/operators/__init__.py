@@ -71,15 +71,6 @@ _TABLES: Final[dict[str, _Versions]] = {
 def find(domain: str, name: str, version: int) -> Callable[..., Any] | None:
     """Return the function of an operator, or None if there is none.
 
-    Parameters
-    ----------
-    domain : str
-        Empty for ONNX's own operators.
-    name : str
-        Name of the operator.
-    version : int
-        The opset version that the model imports for the domain.
-
     Examples
     --------
     >>> find("", "Softmax", 12) is find("", "Softmax", 13)

@@ -10,13 +10,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def passed_to(other: Callable[..., Any]) -> Callable[[F], F]:
-    """Declare that a function passes its ``**attributes`` on to another one, so that it takes those of both.
-
-    Parameters
-    ----------
-    other : callable
-        Its keyword-only parameters are added to the function's signature.
-    """
+    """Declare that a function passes its ``**attributes`` on to another one, so that it takes those of both."""
 
     def declared(function: F) -> F:
         own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -32,10 +26,6 @@ def calling(function: Callable[..., Any], operands: int = 1, **attributes: Any) 
 
     Parameters
     ----------
-    function : callable
-        A function of PyTorch, or a small expression.
-    operands : int
-        The number of operands.
     **attributes : object
         The attributes in the function's order, with their defaults.
     """

@@ -18,8 +18,6 @@ def _reduction(function: _Reduce, each: Callable[[Tensor], Tensor] | None = None
 
     Parameters
     ----------
-    function : callable
-        The reduction; takes a tensor, the axes, and whether these are kept.
     each : callable, optional
         The function of each element if no axis is reduced; the identity by default.
     """
