@@ -9,8 +9,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fmtprop.system.collector import paused
-
 __version__ = "0.1.0"
 
 # Public name -> the module that defines it.
@@ -82,6 +80,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'fmtprop' has no attribute {name!r}")
+    from fmtprop.system.collector import paused
+
     with paused():  # torch's objects, which are no garbage: a pass over them takes 0.1 s
         module = import_module(_EXPORTS[name])
     value = module if module.__name__.rpartition(".")[2] == name else getattr(module, name)

@@ -37,9 +37,10 @@ def bench(
         typer.Option(
             "--vs",
             metavar="NAME[,NAME...]",
-            help="torch, torch-bf16, torch-channels-last, inductor, inductor-bf16, onnxruntime, openvino, "
-            "openvino-bf16, or fmtprop with another policy, tune or dtype (fmtprop-plain). Speed-ups are relative to "
-            "the first. ONNX Runtime and OpenVINO come with pip install 'fmtprop[bench]'.",
+            help="torch, torch-bf16, torch-f16, torch-channels-last, inductor, inductor-bf16, inductor-f16, "
+            "onnxruntime, openvino, openvino-bf16, openvino-f16, or fmtprop with another policy, tune or dtype "
+            "(fmtprop-plain). Speed-ups are relative to the first. ONNX Runtime and OpenVINO come with "
+            "pip install 'fmtprop[bench]'.",
             show_default="torch",
         ),
     ] = None,

@@ -41,8 +41,8 @@ class Grid:
     Examples
     --------
     >>> relu, weights = Grid((0.5,), 0, 255), Grid((0.5, 0.25), -128, 127, (2, 1))
-    >>> relu.stored, relu.zero, weights.stored, weights.zero
-    (DataType.U8, 0, DataType.S8, 0)
+    >>> relu.stored.value, relu.zero, weights.stored.value, weights.zero
+    ('u8', 0, 's8', 0)
     >>> Grid((0.5,), -117, 138).zero
     117
     """

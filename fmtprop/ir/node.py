@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 from fmtprop.errors import GraphError
@@ -20,7 +19,7 @@ from fmtprop.system.printable import printable, shortened
 _SHOWN_CHARACTERS = 200
 
 #: of a node without quantized numbers
-NO_GRIDS: Mapping[str, Grid] = MappingProxyType({})
+NO_GRIDS: Mapping[str, Grid] = {}
 
 A = TypeVar("A", bound="Attrs")
 

@@ -123,6 +123,11 @@ class GemvKernel(StandaloneKernel):
     row_steps: tuple[tuple[str, int], ...] = ()
 
     @property
+    def overwrites(self) -> bool:  # type: ignore[override]  # the same, computed
+        """Whether dst may be a summand: not where the last task's outputs overlap those of the one before."""
+        return self.outputs % isa().lanes == 0
+
+    @property
     def is_offered(self) -> bool:
         """Whether this machine has such a kernel, for these sizes."""
         row = self.depth * self.dtype.nbytes

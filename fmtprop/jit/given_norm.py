@@ -66,6 +66,11 @@ class GivenNormKernel(StandaloneKernel):
         return assembled("given_norm_program", "factors", isa(), **options)
 
     @property
+    def overwrites(self) -> bool:  # type: ignore[override]  # the same, computed
+        """Whether dst may be src: not where the last vector of channels overlaps the one before, and is read again."""
+        return self.channels % isa().lanes == 0
+
+    @property
     def is_offered(self) -> bool:
         """Whether this machine has such a kernel, for these sizes."""
         return self._affine.is_offered

@@ -44,6 +44,9 @@ class StandaloneKernel(ABC):
     #: whether it moves each byte once, at the speed of a copy
     moves_freely: ClassVar[bool] = True
 
+    #: whether dst may be src: each number is read before any number is written in its place
+    overwrites: bool = True
+
     #: whether it accepts any numbers; otherwise its work begins with a check
     takes_any_numbers: ClassVar[bool] = True
 

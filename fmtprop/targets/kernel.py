@@ -30,7 +30,10 @@ class KernelImplementation(Implementation):
 
     kernel: StandaloneKernel
 
-    overwrites = True
+    @property
+    def overwrites(self) -> bool:  # type: ignore[override]  # the same, computed
+        """Whether its result may take the place of an operand."""
+        return self.kernel.overwrites
 
     @property
     def takes_any_numbers(self) -> bool:  # type: ignore[override]  # the same, computed

@@ -104,7 +104,7 @@ def test_hostile_archive_is_refused_unopened(refused, tmp_path):
             "fast",
             "The 'policy' parameter of compile must be one of 'optimal', 'propagate', 'naive', 'plain'. Got 'fast'",
         ),
-        ("--dtype", "f64", "The 'dtype' parameter of compile must be one of 'f32', 'bf16'. Got 'f64' instead."),
+        ("--dtype", "f64", "The 'dtype' parameter of compile must be one of 'f32', 'bf16', 'f16'. Got 'f64' instead."),
         ("--verify", "maybe", "The 'verify' parameter of compile must be one of 'off', 'on', 'full'."),
         ("--special-values", "nan", "The 'special_values' parameter of compile must be one of 'fast', 'kept'"),
     ],

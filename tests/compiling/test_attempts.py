@@ -187,6 +187,7 @@ class Residual(nn.Module):
         return torch.relu(self.second(torch.relu(self.first(x))) + x)
 
 
+@pytest.mark.filterwarnings("ignore:the times of:RuntimeWarning")  # beside other tests, times are disturbed
 def test_nothing_is_dropped_where_the_costs_of_residual_sums_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     composed = []
     usual = assign.realise

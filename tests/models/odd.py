@@ -35,6 +35,9 @@ class RandomCosts:
         #: dear reorders give long stretches of one format, cheap ones a medley
         self._dear = random.Random(seed).choice([1.0, 10.0, 300.0])
 
+    def learn(self, steps: object) -> None:
+        """Learn nothing from a run: the seed alone decides."""
+
     def prepare(
         self, work: Sequence[tuple[Node, Candidate]], reorders: Sequence[tuple[MemoryDesc, MemoryDesc]]
     ) -> None:

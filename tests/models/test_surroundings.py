@@ -144,11 +144,9 @@ def test_copies_share_the_plan():
         check(net)
 
 
-def test_pickling_is_refused():
-    with pytest.raises(
-        PlanError, match=r"<CompiledModel Sequential.*cannot be pickled.*torch\.export\.save.*fmtprop\.save"
-    ):
-        pickle.dumps(fp.compile(MODEL, X))
+def test_a_compiled_model_is_pickled():
+    net = fp.compile(MODEL, X)
+    assert torch.equal(pickle.loads(pickle.dumps(net))(X), net(X))
 
 
 def test_tensors_without_memory_are_refused():

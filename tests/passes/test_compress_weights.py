@@ -76,6 +76,23 @@ def test_a_product_of_images_has_codes():
     assert ops(net) == ["matmul_nbits"]
 
 
+def test_a_residual_of_outputs_that_are_no_whole_vectors_is_added_once():
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(256, 100), nn.Linear(128, 100)
+
+        def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+            y = torch.exp(self.first(x))
+            return torch.tanh(y + self.second(z))
+
+    torch.manual_seed(0)
+    module, x, z = Residual().eval(), torch.randn(1, 256), torch.randn(1, 128)
+    net = fp.compile(module, (x, z), weights="int8", **OPTIONS)
+    with torch.no_grad():
+        torch.testing.assert_close(net(x, z), module(x, z), rtol=0.05, atol=0.05)
+
+
 def test_codes_are_all_that_a_plan_keeps():
     layer, x = nn.Linear(1024, 1024, bias=False).eval(), torch.randn(1, 1024)
     packed = {

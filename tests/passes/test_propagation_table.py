@@ -19,11 +19,11 @@ COMPUTE = {
     *(f"{name}_{way}" for name in ("vanilla_rnn", "lstm", "lbr_gru") for way in ("training", "backward")),
 }
 FORWARD = {
-    *("pooling", "pooling_training", "lrn", "lrn_training", "eltwise", "shuffle", "softmax"),
+    *("pooling", "lrn", "lrn_training", "eltwise", "shuffle", "softmax"),
     *("batch_normalization", "batch_normalization_training", "layer_normalization", "layer_normalization_training"),
 }
 BACKWARD = {
-    *("pooling_max_backward", "batch_normalization_backward", "layer_normalization_backward"),
+    *("batch_normalization_backward", "layer_normalization_backward"),
     *("eltwise_backward", "softmax_backward", "lrn_backward", "prelu_backward"),
 }
 #: without a tensor of data, the gradient comes as it is

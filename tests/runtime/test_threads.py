@@ -11,7 +11,7 @@ from torch import nn
 
 import fmtprop as fp
 from fmtprop import dnnl
-from fmtprop.compiling import compilation
+from fmtprop.compiling import planned
 from fmtprop.ir.node import Node
 from fmtprop.ir.ports import result_names
 from fmtprop.runtime import threads as threading_plans
@@ -237,7 +237,7 @@ def others(node: Node) -> int:
 
 def test_a_wrong_primitive_of_the_new_plan_is_replaced(monkeypatch):
     _, net, _ = compiled(2)
-    honest, blamed = compilation.check_steps, []
+    honest, blamed = planned.check_steps, []
 
     def accuse(steps, memory, packed):
         if not blamed:
@@ -249,7 +249,7 @@ def test_a_wrong_primitive_of_the_new_plan_is_replaced(monkeypatch):
             return [Mismatch(blamed[0], 1.0, "benchdnn")]
         return honest(steps, memory, packed)
 
-    monkeypatch.setattr(compilation, "check_steps", accuse)
+    monkeypatch.setattr(planned, "check_steps", accuse)
     with pytest.warns(RuntimeWarning, match=r"is off by 1.0e\+00 relative; .*; choosing another implementation"):
         plan = net.prepare(1)
     replaced = next(step for step in plan.steps if step.node.name == blamed[0].name)
@@ -261,8 +261,8 @@ def test_a_plan_that_keeps_failing_its_check_is_refused(monkeypatch):
     torch.set_num_threads(2)
     net = fp.compile(module, torch.ones(1, 8, 4, 4))
     step = next(step for step in net.plan.steps if step.node.op == "convolution")
-    monkeypatch.setattr(compilation, "check_steps", lambda *_: [Mismatch(step.node, 1.0, "benchdnn")])
-    monkeypatch.setattr(compilation.Targets, "reject", lambda *_: None)
+    monkeypatch.setattr(planned, "check_steps", lambda *_: [Mismatch(step.node, 1.0, "benchdnn")])
+    monkeypatch.setattr(planned.Targets, "reject", lambda *_: None)
     with (
         pytest.warns(RuntimeWarning, match="choosing another"),
         pytest.raises(fp.PlanError, match=r"primitives for 1 threads keep failing their check; the last: node conv"),
@@ -273,7 +273,7 @@ def test_a_plan_that_keeps_failing_its_check_is_refused(monkeypatch):
 def test_without_verification_nothing_is_checked(monkeypatch):
     torch.set_num_threads(2)
     net = fp.compile(nn.Conv2d(8, 8, 1), torch.ones(1, 8, 4, 4), verify="off")
-    monkeypatch.setattr(compilation, "check_steps", lambda *_: pytest.fail("checked"))
+    monkeypatch.setattr(planned, "check_steps", lambda *_: pytest.fail("checked"))
     assert net.prepare(1).threads == 1
 
 

@@ -143,6 +143,7 @@ class Branches(nn.Module):
 
 
 @pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.usefixtures("usual_peaks")
 def test_it_changes_the_part_of_a_concat_that_its_primitive_wrote(batch, monkeypatch):
     honest = OneDnnTarget.candidates
 
