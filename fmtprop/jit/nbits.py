@@ -29,9 +29,6 @@ _LINE_NBYTES: Final = 64
 #: limit of the bytes from the first row of an area to the last: they are a displacement in the code
 _DISPLACEMENT_LIMIT: Final = 1 << 31
 
-#: longest group with products in bf16: all its units follow one another, since its sums begin at zero
-_MOST_BF16_GROUP: Final = 512
-
 #: units of a group whose instructions follow one another, without a loop; longer groups are decoded in parts
 MOST_UNITS: Final = 8
 
@@ -51,9 +48,9 @@ class NBitsArguments(Arguments):
     )
 
 
-def unit(machine: Isa, products: DataType = DataType.F32) -> int:
-    """Return the codes that are decoded together: two vectors of numbers of the products' type."""
-    return 2 * machine.nbytes // products.nbytes
+def unit(machine: Isa) -> int:
+    """Return the codes that are decoded together: two vectors of numbers."""
+    return 2 * machine.lanes
 
 
 def most_rows(machine: Isa) -> int:
@@ -81,9 +78,6 @@ class NBitsKernel(StandaloneKernel):
         Data type of the bias; None without one.
     tail : tuple of Tail
         The post-ops.
-    products : DataType
-        Data type of the factors: f32; or bf16, for 4-bit codes without zero points. Then src is rounded, codes are
-        exact, and each group's sum is scaled in f32.
     rows : int
         Rows of src.
     row_steps : tuple of (str, int)
@@ -102,7 +96,6 @@ class NBitsKernel(StandaloneKernel):
     has_zero_points: bool = False
     bias: DataType | None = None
     tail: tuple[Tail, ...] = ()
-    products: DataType = DataType.F32
     rows: int = 1
     row_steps: tuple[tuple[str, int], ...] = ()
 
@@ -119,16 +112,9 @@ class NBitsKernel(StandaloneKernel):
             return False
         if len(self.tail) > MOST_POST_OPS or not all(one.is_written for one in self.tail):
             return False
-        if self.products is DataType.BF16 and not self._has_bf16_products:
-            return False
         if not 0 < self.rows <= most_rows(machine) or self.rows * self.depth * 4 >= _DISPLACEMENT_LIMIT:
             return False
         return _is_whole(self.group, self.depth) and self.outputs >= machine.lanes
-
-    @property
-    def _has_bf16_products(self) -> bool:
-        whole = self.group % unit(isa(), DataType.BF16) == 0 and self.group <= _MOST_BF16_GROUP
-        return whole and serves(DataType.BF16) and self.bits == 4 and not self.has_zero_points and self.rows <= 8
 
     def assembled(self) -> Kernel:
         """Return the code; problems that differ only in the number of outputs share it."""
@@ -137,19 +123,18 @@ class NBitsKernel(StandaloneKernel):
     def _without_sizes(self) -> NBitsKernel:
         return NBitsKernel(
             *(0, self.depth, self.bits, self.group, self.src, self.dst, self.has_zero_points, self.bias, self.tail),
-            products=self.products,
             rows=self.rows,
         )
 
     @property
     def units(self) -> int:
         """Units that follow one another in the code."""
-        return _units(self.group, self.products)
+        return _units(self.group)
 
     @property
     def number_nbytes(self) -> int:
         """Bytes of a number of src in a thread's area."""
-        return self.products.nbytes
+        return 4
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
@@ -171,7 +156,7 @@ class NBitsKernel(StandaloneKernel):
             scales_row=self.depth // self.group * 4,
             rows=self.rows,
             groups=self.depth // self.group,
-            units=self.depth // unit(machine, self.products),
+            units=self.depth // unit(machine),
             areas=addressof(block) // _LINE_NBYTES * _LINE_NBYTES + _LINE_NBYTES,
             area=area,
         )
@@ -237,21 +222,18 @@ def _is_whole(group: int, depth: int) -> bool:
     return depth > 0 and group % unit(isa()) == 0 and depth % group == 0
 
 
-def _units(group: int, products: DataType = DataType.F32) -> int:
+def _units(group: int) -> int:
     """Return the units that follow one another in the code; a group has a whole number of such parts."""
-    count = group // unit(isa(), products)
+    count = group // unit(isa())
     return next(size for size in range(min(count, MOST_UNITS), 0, -1) if count % size == 0)
 
 
 def _levels(machine: Isa) -> bytes:
     """Return what programs read: numbers of 4-bit codes, with zero point 8 and without, and places of two vectors.
 
-    The places are those of the numbers at even and at odd places, and those that put two such vectors in turn. Behind
-    them are the numbers of codes with zero point 8 as bf16, twice: an index of such a vector has five bits.
+    The places are those of the numbers at even and at odd places, and those that put two such vectors in turn.
     """
     lanes, even = machine.lanes, range(0, 2 * machine.lanes, 2)
     in_turn = [place // 2 + place % 2 * lanes for place in range(2 * lanes)]
     numbers = [*(q - 8.0 for q in range(16)), *map(float, range(16))]
-    places = pack(f"<{4 * lanes}i", *even, *(place + 1 for place in even), *in_turn)
-    narrow = pack("<16f", *numbers[:16])
-    return pack("<32f", *numbers) + places + 2 * b"".join(narrow[at + 2 : at + 4] for at in range(0, 64, 4))
+    return pack("<32f", *numbers) + pack(f"<{4 * lanes}i", *even, *(place + 1 for place in even), *in_turn)

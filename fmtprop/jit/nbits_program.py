@@ -15,7 +15,6 @@ from fmtprop.jit.gemv_program import AHEAD_NBYTES, END, FIRST, ITEM, SRC_ROWS, S
 from fmtprop.jit.isa import AVX512, Isa
 from fmtprop.jit.nbits import DecodeKernel, NBitsArguments, NBitsKernel, unit
 from fmtprop.jit.program import THREAD, THREADS, with_table
-from fmtprop.layout import DataType
 
 #: places in the frame, beside that of the item: the rows of this thread, and the task after its last
 _AREA, _LAST_TASK = 8, 16
@@ -39,9 +38,6 @@ _SCALE_NBYTES: Final = 4
 #: vectors of sums of one row, if there are registers for them: one waits for four cycles for its last addition
 _CHAINS: Final = 4
 
-#: most rows with two vectors of sums each, where products are bf16: a group has sums of its own
-_FEW_ROWS: Final = 4
-
 #: first registers of two vectors of numbers, of what makes them, and of sums
 _DECODED, _SCALE, _ZERO_POINT, _LEVEL, _FIRST_SUM = 2, 4, 5, 6, 8
 
@@ -56,7 +52,7 @@ def nbits(isa: Isa, kernel: NBitsKernel) -> tuple[bytes, bytes]:
 
 
 def _assembled(isa: Isa, kernel: NBitsKernel, numbers: Sequence[bytes]) -> _NBits:
-    p = (_NBits if kernel.products is DataType.F32 else _NBitsOfPairs)(isa, kernel)
+    p = _NBits(isa, kernel)
     p.share(ITEM, END, "tasks")
     frame = SUMS + kernel.rows * isa.nbytes
     p.advance(-frame, Register.RSP)
@@ -205,7 +201,7 @@ class _NBits(_Codes):
     def __init__(self, isa: Isa, kernel: NBitsKernel) -> None:
         super().__init__(isa, kernel)
         self._kernel = kernel
-        self._row_nbytes = kernel.depth * kernel.number_nbytes
+        self._row_nbytes = kernel.depth * 4
 
     # ------------------------------------------------------------------ rows of src
 
@@ -270,83 +266,3 @@ class _NBits(_Codes):
                 self.across(row)
                 self.emit("VEX_VMOVSS_M32_XMM", at(SUM, number * self.isa.nbytes), Register.XMM0)
             self.advance(4, SUM)
-
-
-class _NBitsOfPairs(_NBits):
-    """Multiplies pairs of bf16 numbers; the sum of a group is scaled."""
-
-    def fill_area(self) -> None:
-        """Write the rows of src to this thread's area, rounded to bf16, even places of a unit before odd ones."""
-        src, dst = Register.RSI, Register.RDI
-        self.point(dst, "areas", THREAD, "area")
-        self.emit("MOV_RM64_R64", at(Register.RSP, _AREA), dst)
-        self.move(SRC_ROWS, self.argument("src"))
-        self.move(Register.RAX, self.argument("data"))
-        x, y, nbytes = self.register(0), self.register(1), self.isa.lanes * self._kernel.src.nbytes
-        first = [self.register(4), self.register(5)]
-        for _ in range(self._kernel.rows):
-            self.move(src, SRC_ROWS)
-            with self.repeat(self.argument("units"), Register.RCX):
-                for half in range(2):
-                    with self.numbers_of(self._kernel.src):
-                        self.load(x, at(src, 2 * half * nbytes))
-                        self.load(y, at(src, (2 * half + 1) * nbytes))
-                    parted = self._parted(x, y)
-                    for index, one in enumerate(parted):
-                        if half:
-                            self.v("VCVTNE2PS2BF16", one, one, first[index])
-                            self.v("VMOVUPS <", at(dst, index * self.isa.nbytes), one)
-                        else:
-                            self.v("VMOVUPS", first[index], one)
-                self.advance(4 * nbytes, src)
-                self.advance(2 * self.isa.nbytes, dst)
-            self.add(SRC_ROWS, self.argument("src_row"))
-
-    def sums_of_codes(self) -> None:
-        """Compute the sums of a task, one output after the other."""
-        kernel = self._kernel
-        chains = 2 if kernel.rows <= _FEW_ROWS else 1
-        free = map(self.register, count_from(_FIRST_SUM))
-        sums = [list(islice(free, chains)) for _ in range(kernel.rows)]
-        parts = [list(islice(free, chains)) for _ in range(kernel.rows)]
-        scale, level = self.register(_SCALE), self.register(_LEVEL)
-        self.point(_SCALES, "scales", FIRST, "scales_row")
-        self.move(_LEVELS, self.argument("data"))
-        self.v("VMOVUPS", level, at(_LEVELS, _EVEN_PLACES + 4 * self.isa.nbytes))
-        self.immediate("MOV_RM64_IMM32", _OUTPUTS, self.isa.lanes)
-        with self.repeat(_OUTPUTS, _OUTPUTS):
-            for one in (one for row in sums for one in row):
-                self.zero(one)
-            self.move(_X, at(Register.RSP, _AREA))
-            with self.repeat(self.argument("groups"), _GROUPS):
-                self.v("VBROADCASTSS", scale, at(_SCALES))
-                self.advance(_SCALE_NBYTES, _SCALES)
-                self._multiply_pairs(parts)
-                for row, part in zip(sums, parts, strict=True):
-                    for one, other in zip(row, part, strict=True):
-                        self.v("VFMADD231PS", one, other, scale)
-            for number, row in enumerate(sums):
-                self.across(row)
-                self.emit("VEX_VMOVSS_M32_XMM", at(SUM, number * self.isa.nbytes), Register.XMM0)
-            self.advance(4, SUM)
-
-    def _multiply_pairs(self, parts: Sequence[Sequence[int]]) -> None:
-        """Set the sums of a group."""
-        for one in (one for row in parts for one in row):
-            self.zero(one)
-        low, high, level = self.register(_DECODED), self.register(_DECODED + 1), self.register(_LEVEL)
-        units = self._kernel.units
-        nbytes = unit(self.isa, DataType.BF16) // 2
-        for number in range(units):
-            if number * nbytes % 64 == 0:
-                self.emit("PREFETCHT2_M8", at(WEIGHTS, number * nbytes + AHEAD_NBYTES))
-            self.v("VPMOVZXBW", high, at(WEIGHTS, number * nbytes))
-            self.v("VPERMW", low, high, level)
-            self.v("VPSRLW", high, high, immediate=4)
-            self.v("VPERMW", high, high, level)
-            for half, one in enumerate((low, high)):
-                for index, row in enumerate(parts):
-                    x = at(_X, index * self._row_nbytes + (2 * number + half) * self.isa.nbytes)
-                    self.v("VDPBF16PS", row[half % len(row)], one, x)
-        self.advance(units * nbytes, WEIGHTS)
-        self.advance(2 * units * self.isa.nbytes, _X)

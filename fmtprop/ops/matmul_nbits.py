@@ -39,8 +39,6 @@ class MatMulNBits(Attrs):
         Bits of a code: without sign, two to a byte and the first in its low half; or a signed byte.
     group : int
         Neighbouring codes of a row that share a scale and a zero point; the last group of a row may have fewer.
-    products : {"f32", "bf16"}
-        Data type of the factors: with bf16, src is rounded first. Codes are exact in either.
 
     Raises
     ------
@@ -54,13 +52,10 @@ class MatMulNBits(Attrs):
 
     bits: int = 4
     group: int = 32
-    products: str = "f32"
 
     def __post_init__(self) -> None:
         if self.bits not in CODES:
             raise ShapeError(f"bits is {self.bits}; codes have {' or '.join(map(str, CODES))}")
-        if self.products not in ("f32", "bf16"):
-            raise ShapeError(f"products is {self.products!r}; kernels multiply in f32 or bf16")
         if self.group < 1 or self.group * self.bits % 8:
             raise ShapeError(f"group is {self.group}, but a group of {self.bits}-bit codes takes whole bytes")
 
@@ -137,8 +132,6 @@ def decoded(attrs: MatMulNBits, tensors: Mapping[str, torch.Tensor], depth: int)
 def reference(attrs: MatMulNBits, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch, in the data type of src."""
     src, bias = tensors["src"], tensors.get("bias")
-    if attrs.products == "bf16":
-        src = src.bfloat16().to(src.dtype)
     weights = decoded(attrs, tensors, src.shape[-1]).to(src.dtype)
     return (F.linear(src, weights, None if bias is None else bias.to(src.dtype)),)
 
@@ -216,7 +209,6 @@ def samples() -> Iterable[Sample]:
         ("bytes", (1, 1), 40, 128, MatMulNBits(8, 128), ("bias",)),
         ("bytes_in_groups", (4,), 33, 96, MatMulNBits(8, 32), ("zero_points",)),
         ("short_group", (2,), 16, 40, MatMulNBits(4, 32), ()),
-        ("pairs", (3,), 32, 256, MatMulNBits(4, 128, "bf16"), ("bias",)),
         ("many_rows", (19,), 17, 64, MatMulNBits(8, 64), ()),
     ):
         types = {"src": TensorType((*rows, depth)), **_types(attrs, outputs, depth)}
@@ -227,9 +219,9 @@ def samples() -> Iterable[Sample]:
 def samples_decoded() -> Iterable[Sample]:
     """Yield matrices of both widths."""
     for name, outputs, attrs in (
-        ("nibbles", 7, DecodeNBits(4, 32, depth=96)),
-        ("bytes", 5, DecodeNBits(8, 64, depth=128, dtype="bf16")),
-        ("short_group", 3, DecodeNBits(4, 32, depth=40)),
+        ("nibbles", 7, DecodeNBits(4, 32, 96)),
+        ("bytes", 5, DecodeNBits(8, 64, 128, "bf16")),
+        ("short_group", 3, DecodeNBits(4, 32, 40)),
     ):
         yield Sample(name, attrs, _types(attrs, outputs, attrs.depth))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from fmtprop.ir.graph import Graph
@@ -20,8 +20,6 @@ from fmtprop.passes.target import Target, is_optimized
 @dataclass(frozen=True)
 class DecodeWeights(NodePass):
     """Decode the matrix of a product for which the target has no kernel, such as one of many rows.
-
-    Where the target has a kernel, it may multiply in the narrower type, if it has code for that.
 
     The decoded matrix lives in the arena from its making to its only reader, so memory holds one at a time.
 
@@ -44,12 +42,7 @@ class DecodeWeights(NodePass):
 
     def _visit(self, graph: Graph, node: Node) -> None:
         attrs = node.attrs
-        if type(attrs) is not MatMulNBits:
-            return
-        if self._has_kernel(graph, node):
-            narrow = node.with_(attrs=replace(attrs, products=DataType.BF16.value))
-            if self.dtype is DataType.BF16 and self._has_kernel(graph, narrow):
-                graph.replace(narrow)
+        if type(attrs) is not MatMulNBits or self._has_kernel(graph, node):
             return
         inputs = graph.inputs(node.name)
         src = graph.type_of(inputs["src"])
@@ -57,7 +50,7 @@ class DecodeWeights(NodePass):
             return
         dtype = self.dtype if src.dtype is DataType.F32 else src.dtype
         codes = {name: inputs.pop(name) for name in ("weights", "scales", "zero_points") if name in inputs}
-        decoding = DecodeNBits(attrs.bits, attrs.group, depth=src.dims[-1], dtype=dtype.value)
+        decoding = DecodeNBits(attrs.bits, attrs.group, src.dims[-1], dtype.value)
         matrix = insert(graph, node, decoding, **codes)
         inputs["weights"] = insert(graph, node, Permute((1, 0)), src=matrix)
         if dtype is not src.dtype:

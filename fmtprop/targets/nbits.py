@@ -43,7 +43,6 @@ def nbits_kernels(node: Node, request: Request) -> Iterator[tuple[NBitsKernel, R
         has_zero_points="zero_points" in formats,
         bias=None if bias is None else bias.dtype,
         tail=tuple(one for one in tail if one is not None),
-        products=DataType(attrs.products),
         rows=prod(dst.dims[:-1]),
         row_steps=tuple((name, step) for name, step in steps.items() if step),
     )
