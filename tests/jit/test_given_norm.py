@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fmtprop.jit import GivenNormKernel, Tail, offered
-from fmtprop.jit.kernel import serves
+from fmtprop.jit import GemvKernel, GivenNormKernel, NBitsKernel, Tail, offered
+from fmtprop.jit.kernel import isa, serves
 from fmtprop.layout import DataType
 
 TORCH = {DataType.F32: torch.float32, DataType.BF16: torch.bfloat16}
@@ -59,3 +59,13 @@ def test_nan_and_infinities_are_those_of_pytorch(dtype):
 
 def test_few_channels_have_no_kernel(dtype):
     assert offered(GivenNormKernel(4, 9, 7, 1e-3, dtype, has_scale=True, has_shift=True)) is None
+
+
+def test_a_vector_that_overlaps_the_one_before_forbids_to_write_in_place():
+    """It would be normalized twice: channels that are no whole vectors end in such a vector."""
+    lanes = isa().lanes
+    for channels, in_place in ((2 * lanes, True), (2 * lanes + 4, False)):
+        kernel = GivenNormKernel(4, 5, channels, 1e-5, DataType.F32, has_scale=True, has_shift=True)
+        assert kernel.overwrites is in_place
+        assert GemvKernel(channels, 4 * lanes, DataType.F32, DataType.F32).overwrites is in_place
+        assert NBitsKernel(channels, 128, 8, 128, DataType.F32, DataType.F32).overwrites is in_place
