@@ -358,7 +358,7 @@ def _computable(node: Node, request: Request) -> bool:
     declaration, grids = opdef(node.op), byte_grids(node, _stored(request))
     types = {desc.dtype for name, desc in request.items() if name not in grids}
     if grids:
-        # a packing that scales real numbers computes its compensation from numbers before they are rounded (v3.2)
+        # no packing that scales real numbers: its compensation may be that of unrounded ones (a precaution, not shown)
         packs = declaration.bytes(node.attrs) is Bytes.CONVERTED and request["dst"].kind is FormatKind.OPAQUE
         return types <= NATIVE_FLOATS and not (packs and types)
     if declaration.name == "reorder":
