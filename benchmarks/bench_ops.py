@@ -27,7 +27,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import Category, opdef
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.formats import describe, like
+from fmtprop.passes.assignment.formats import describe, like
 from fmtprop.passes.target import Candidate
 from fmtprop.targets.onednn import OneDnnTarget
 

@@ -103,7 +103,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         and is an error elsewhere; numbers above 65504 become infinite.
     policy : {"optimal", "propagate", "naive", "plain"}
         Policy of format assignment: ``"optimal"`` chooses formats and implementations of the least total cost, by
-        exact minimisation; the others are greedy (:mod:`fmtprop.passes.policies`).
+        exact minimisation; the others are greedy (:mod:`fmtprop.passes.assignment.policies`).
     target : {"onednn", "mkldnn"}
         Target that executes: the oneDNN library through its C API, or the oneDNN inside PyTorch through PyTorch's
         operators. If no oneDNN library can be loaded, ``"mkldnn"`` is used, with a warning.
@@ -129,8 +129,8 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         ``tune="model"``, ``memory="recompute"`` or another policy.
     winograd : bool
         Whether policy ``"optimal"`` on target ``"onednn"`` may compute a convolution by Winograd's minimal filtering
-        if this costs less (:mod:`fmtprop.passes.winograd`). The expected rounding error of the whole model is then at
-        most 1.8 times that of direct convolutions (see ``certificate.growth``), and packed weights are larger.
+        if this costs less (:mod:`fmtprop.passes.variants.winograd`). The expected rounding error of the whole model is
+        then at most 1.8 times that of direct convolutions (see ``certificate.growth``), and packed weights are larger.
     deterministic : bool
         Whether every compilation of the model with this library, instruction set and number of threads makes the same
         plan: it is chosen by modelled costs with fixed figures of the machine. Nothing is measured, no recorded figure

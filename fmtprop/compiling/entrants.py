@@ -20,15 +20,15 @@ from fmtprop.errors import PassError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.assignment.assign import AssignFormats
+from fmtprop.passes.assignment.same_choices import SameChoices
+from fmtprop.passes.assignment.same_expansions import expand_alike
 from fmtprop.passes.base import Pass, Pipeline
-from fmtprop.passes.mark_grids import MarkGrids
 from fmtprop.passes.optimal import Certificate, OptimalFormats, expansions, price, resolve_pins
 from fmtprop.passes.optimal.assign import MOST_SECONDS
 from fmtprop.passes.optimal.variants import EXPANSIONS, FUSIONS, OF_GRAPH, Variant
-from fmtprop.passes.release_sums import ReleaseSums
-from fmtprop.passes.same_choices import SameChoices
-from fmtprop.passes.same_expansions import expand_alike
+from fmtprop.passes.precision.mark_grids import MarkGrids
+from fmtprop.passes.rewrites.release_sums import ReleaseSums
 from fmtprop.passes.target import Candidate, Setting
 from fmtprop.tuning import TunedCosts
 from fmtprop.tuning.identity import persistent_text

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from fmtprop.errors import OptionError, ShapeError
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.passes.compress_weights import BITS
-from fmtprop.passes.policies import POLICIES
+from fmtprop.passes.assignment.policies import POLICIES
+from fmtprop.passes.precision.compress_weights import BITS
 from fmtprop.targets.registry import provider, target_names
 from fmtprop.tuning import TUNES
 

@@ -13,7 +13,7 @@ from fmtprop.compiling.readable import with_constants
 from fmtprop.errors import PlanError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
-from fmtprop.passes.for_threads import ForThreads
+from fmtprop.passes.assignment.for_threads import ForThreads
 from fmtprop.passes.optimal import Certificate
 from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.constants import ConstantStore

@@ -10,7 +10,7 @@ from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Choice, Node, Value
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.without_formats import without_formats
+from fmtprop.passes.assignment.without_formats import without_formats
 from fmtprop.runtime.weights import PackedForms
 from fmtprop.targets.executable import implementation
 

@@ -12,7 +12,7 @@ from fmtprop.compiling.options import Options
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
 from fmtprop.ir.graph import Graph
-from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.assignment.assign import AssignFormats
 from fmtprop.passes.optimal import OptimalFormats, prices
 from fmtprop.targets.registry import provider
 from fmtprop.tuning import costs_for

@@ -18,14 +18,14 @@ from fmtprop.ir.node import Node, Value
 from fmtprop.ir.verify import Stage
 from fmtprop.layout import DataType
 from fmtprop.passes.base import Observer, Pass, Pipeline
-from fmtprop.passes.compress_weights import BITS, CompressWeights
-from fmtprop.passes.decode_weights import DecodeWeights
-from fmtprop.passes.fuse_post_ops import FusePostOps
-from fmtprop.passes.keep_scores import KeepScores
-from fmtprop.passes.mark_exact import MarkExact
 from fmtprop.passes.pipeline import NORMALISE
-from fmtprop.passes.precision import LowerPrecision, WidenPrecision
-from fmtprop.passes.recognise_functions import RecogniseFunctions
+from fmtprop.passes.precision.compress_weights import BITS, CompressWeights
+from fmtprop.passes.precision.decode_weights import DecodeWeights
+from fmtprop.passes.precision.keep_scores import KeepScores
+from fmtprop.passes.precision.lower import LowerPrecision, WidenPrecision
+from fmtprop.passes.precision.mark_exact import MarkExact
+from fmtprop.passes.rewrites.fuse_post_ops import FusePostOps
+from fmtprop.passes.rewrites.recognise_functions import RecogniseFunctions
 from fmtprop.system.collector import collect_young
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.executable import Provider

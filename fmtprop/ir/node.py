@@ -190,7 +190,7 @@ class Node:
         Phase of an input or an output: ``"backward"`` if it belongs to the second entry point of a graph with two.
     grids : mapping of str to Grid
         Operands and results, by name, of which all numbers lie on a grid: they may be bytes. (A fact about the graph,
-        found by :class:`~fmtprop.passes.mark_grids.MarkGrids`; a constant's is given.)
+        found by :class:`~fmtprop.passes.precision.mark_grids.MarkGrids`; a constant's is given.)
     """
 
     #: ops without computation: the graph's inputs, outputs and data

@@ -1,8 +1,8 @@
 """Attention as one op: softmax(query · key · scale + masks) · value.
 
-Models have it as two products with a softmax between them; :mod:`fmtprop.passes.attention_fusion` finds this pattern,
-and :mod:`fmtprop.passes.few_queries` finds a decoder's steps. It runs in kernels of this project or in PyTorch, as
-oneDNN has no primitive for it.
+Models have it as two products with a softmax between them; :mod:`fmtprop.passes.variants.attention_fusion` finds this
+pattern, and :mod:`fmtprop.passes.rewrites.few_queries` finds a decoder's steps. It runs in kernels of this project or
+in PyTorch, as oneDNN has no primitive for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Batch normalization in training, which also returns the statistics of the batch, and its gradients.
 
-A ReLU or a clip behind it may be a part of both (:mod:`fmtprop.passes.norm_with_function`). The other results of
-PyTorch's call, the running averages and the inverse deviation, are separate nodes.
+A ReLU or a clip behind it may be a part of both (:mod:`fmtprop.passes.variants.norm_with_function`). The other results
+of PyTorch's call, the running averages and the inverse deviation, are separate nodes.
 """
 
 from __future__ import annotations

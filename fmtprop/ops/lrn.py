@@ -1,7 +1,7 @@
 """Local response normalization, across channels or within one.
 
 No importer: PyTorch's exporter decomposes ``local_response_norm`` into elementary calls, which
-:mod:`fmtprop.passes.recognise_lrn` puts together again.
+:mod:`fmtprop.passes.rewrites.recognise_lrn` puts together again.
 
 NaN: oneDNN 3.2's kernels for plain formats keep a running sum across channels, so one NaN reaches all later channels,
 not only its neighbours.

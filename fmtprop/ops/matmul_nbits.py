@@ -2,7 +2,7 @@
 
 A code `q` of a group stands for ``(q - zero point) * scale``. Language models keep their weights so, since a step for
 one token takes the time of reading them. A kernel of this project runs products of a few rows; for more rows,
-:mod:`fmtprop.passes.decode_weights` decodes the matrix in front of an ordinary product.
+:mod:`fmtprop.passes.precision.decode_weights` decodes the matrix in front of an ordinary product.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """RMS normalization, in inference: a row divided by the root of the mean of its squares.
 
 oneDNN has it from 3.7 on, as a flag of layer normalization. Here a kernel of this project runs it, or PyTorch. Models
-write it out; :mod:`fmtprop.passes.recognise_rms_norm` finds it.
+write it out; :mod:`fmtprop.passes.rewrites.recognise_rms_norm` finds it.
 """
 
 from __future__ import annotations

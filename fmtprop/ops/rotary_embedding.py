@@ -1,7 +1,7 @@
 """Rotary position embedding: pairs of numbers of a row are turned by an angle that depends on the row's position.
 
 oneDNN has none. A kernel of this project runs it, or PyTorch. Models write it out;
-:mod:`fmtprop.passes.recognise_rotary` finds it.
+:mod:`fmtprop.passes.rewrites.recognise_rotary` finds it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import opdef
 from fmtprop.ir.post_ops import types_along
-from fmtprop.passes.slice_batch import batch_of
+from fmtprop.passes.variants.slice_batch import batch_of
 
 
 @dataclass(frozen=True)

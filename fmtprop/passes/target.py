@@ -15,7 +15,7 @@ from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.ports import Role, ports, result_names, sources
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, FormatKind, MemoryDesc
-from fmtprop.passes.formats import like, usual
+from fmtprop.passes.assignment.formats import like, usual
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Choice, Node
 from fmtprop.ir.ports import result_names
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.formats import unspecified
+from fmtprop.passes.assignment.formats import unspecified
 from fmtprop.passes.target import Candidate
 from fmtprop.planfile.descs import is_asked
 from fmtprop.targets.executable import Implementation, Provider

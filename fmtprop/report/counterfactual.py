@@ -20,13 +20,13 @@ from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
 from fmtprop.layout import MemoryDesc
+from fmtprop.passes.assignment.without_formats import is_format_change, without_formats
 from fmtprop.passes.optimal import price, resolve_pins
 from fmtprop.passes.optimal.enumerate import enumerate_ways
 from fmtprop.passes.optimal.problem import Problem, Solution, keeping
 from fmtprop.passes.optimal.solve import solve
 from fmtprop.passes.optimal.ways import Way
 from fmtprop.passes.target import Candidate
-from fmtprop.passes.without_formats import is_format_change, without_formats
 from fmtprop.targets.executable import Provider
 from fmtprop.targets.registry import provider, setting_for
 from fmtprop.tuning import TunedCosts, costs_for

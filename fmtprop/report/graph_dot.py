@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
-from fmtprop.passes.formats import describe
+from fmtprop.passes.assignment.formats import describe
 from fmtprop.report.model import op_with_tail
 from fmtprop.report.sketch import computed
 from fmtprop.system.printable import printable

@@ -20,8 +20,8 @@ from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.ports import Role, port
 from fmtprop.layout import FormatKind, MemoryDesc
-from fmtprop.passes.formats import describe
-from fmtprop.passes.without_formats import is_format_change
+from fmtprop.passes.assignment.formats import describe
+from fmtprop.passes.assignment.without_formats import is_format_change
 from fmtprop.report.counterfactual import (
     FORCED,
     PAYS,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
-from fmtprop.passes.formats import describe
+from fmtprop.passes.assignment.formats import describe
 from fmtprop.passes.target import is_loop
 from fmtprop.report.files import OURS_TRACE, write_text
 from fmtprop.report.ledger import ReorderRow, rows_of_packing, rows_of_run, totals, verdict

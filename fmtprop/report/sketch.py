@@ -12,7 +12,7 @@ from math import ceil, sqrt
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
-from fmtprop.passes.formats import describe
+from fmtprop.passes.assignment.formats import describe
 from fmtprop.runtime.plan import Home, Plan
 
 #: width over height of the picture, in nodes

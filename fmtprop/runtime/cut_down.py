@@ -17,7 +17,7 @@ from fmtprop.ir.ports import Role, ports, result_names, sources
 from fmtprop.ir.post_ops import types_along
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.formats import like
+from fmtprop.passes.assignment.formats import like
 from fmtprop.passes.target import Target
 
 #: a node with more bytes of operands and results is cut down

@@ -13,7 +13,7 @@ from fmtprop.jit.attention_tiles import AttentionTilesKernel
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.attention import Attention
 from fmtprop.ops.building import operand_list
-from fmtprop.passes.formats import by_columns, plain
+from fmtprop.passes.assignment.formats import by_columns, plain
 from fmtprop.passes.target import Request
 
 _Way = tuple[StandaloneKernel, Request, tuple[MemoryDesc]]

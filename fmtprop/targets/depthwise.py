@@ -10,7 +10,7 @@ from fmtprop.jit.grouped_convolution import Row
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.eltwise import Eltwise
-from fmtprop.passes.formats import channels_last, plain
+from fmtprop.passes.assignment.formats import channels_last, plain
 from fmtprop.passes.target import Request
 
 

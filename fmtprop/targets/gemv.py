@@ -13,7 +13,7 @@ from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.sum import Sum
-from fmtprop.passes.formats import by_columns, even_step, plain
+from fmtprop.passes.assignment.formats import by_columns, even_step, plain
 from fmtprop.passes.target import Request
 
 

@@ -43,7 +43,7 @@ from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.rms_norm import RmsNorm
 from fmtprop.ops.rotary_embedding import RotaryEmbedding
-from fmtprop.passes.formats import channels_last, dense, even_step, like, plain
+from fmtprop.passes.assignment.formats import channels_last, dense, even_step, like, plain
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.attention import attention_kernels
 from fmtprop.targets.depthwise import depthwise_kernels

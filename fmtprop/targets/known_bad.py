@@ -19,7 +19,7 @@ from fmtprop.ops.prelu import Prelu
 from fmtprop.ops.recurrent import Recurrent
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.softmax import Softmax
-from fmtprop.passes.formats import plain
+from fmtprop.passes.assignment.formats import plain
 from fmtprop.passes.target import Request, is_loop
 
 Version = tuple[int, ...]

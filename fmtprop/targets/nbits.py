@@ -9,7 +9,7 @@ from fmtprop.ir.node import Node
 from fmtprop.jit import DecodeKernel, NBitsKernel
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.matmul_nbits import DecodeNBits, MatMulNBits
-from fmtprop.passes.formats import plain
+from fmtprop.passes.assignment.formats import plain
 from fmtprop.passes.target import Request
 from fmtprop.targets.gemv import row_step, tail_of
 

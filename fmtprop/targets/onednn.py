@@ -20,7 +20,7 @@ from fmtprop.ir.ports import ports, result_names
 from fmtprop.jit import ALONE_NBYTES, CHUNK_NBYTES, Kernel, kernel_for, unavailable
 from fmtprop.layout import DataType, FormatKind, MemoryDesc
 from fmtprop.ops.building import NATIVE_FLOATS
-from fmtprop.passes.formats import plain, worth_trying
+from fmtprop.passes.assignment.formats import plain, worth_trying
 from fmtprop.passes.target import Candidate, Request, is_loop
 from fmtprop.targets.arguments import tail_arguments
 from fmtprop.targets.executable import Provider

@@ -23,8 +23,8 @@ from fmtprop.ir.ports import result_names
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.building import several
-from fmtprop.passes.formats import channels_last, like, plain, worth_trying
-from fmtprop.passes.in_bytes import in_reals
+from fmtprop.passes.assignment.formats import channels_last, like, plain, worth_trying
+from fmtprop.passes.precision.in_bytes import in_reals
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.bound import REFUSED, Bound, Making, Place, Stream
 from fmtprop.targets.executable import Executable, Implementation, Provider

@@ -252,7 +252,7 @@ def _read(terminal: int) -> str:
 
 def test_help_lists_the_policies_and_peers_that_there_are(capsys):
     from fmtprop.bench import PEERS
-    from fmtprop.passes.policies import POLICIES
+    from fmtprop.passes.assignment.policies import POLICIES
 
     _, out, _ = fmtprop(capsys, "run", "--help")
     assert all(policy in out for policy in POLICIES)

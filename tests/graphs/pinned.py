@@ -17,8 +17,8 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.ir.ports import result_names
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.assign import AssignFormats
-from fmtprop.passes.formats import like, plain, usual
+from fmtprop.passes.assignment.assign import AssignFormats
+from fmtprop.passes.assignment.formats import like, plain, usual
 from fmtprop.passes.target import Setting
 from fmtprop.runtime import build_plan
 from fmtprop.runtime.plan import Home

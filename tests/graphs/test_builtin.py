@@ -13,7 +13,7 @@ import fmtprop as fp
 from fmtprop import dnnl
 from fmtprop.compiling.options import OPTIMAL
 from fmtprop.errors import UnsupportedOpError
-from fmtprop.passes.policies import POLICIES
+from fmtprop.passes.assignment.policies import POLICIES
 from fmtprop.runtime.agreement import relative_error
 from graphs import make
 from graphs.architectures import ARCHITECTURES

@@ -20,7 +20,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.tensors import defer, materialise, tensor_type
 from fmtprop.ir.types import TensorType
-from fmtprop.passes.fold_batch_norm import FoldBatchNorm
+from fmtprop.passes.rewrites.fold_batch_norm import FoldBatchNorm
 
 #: more than is read at once
 LARGE = (96, 16, 4, 4)

@@ -19,8 +19,8 @@ from fmtprop.ir import Graph
 from fmtprop.ir.node import Node
 from fmtprop.ir.ports import result_names
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes import slice_batch
 from fmtprop.passes.target import Candidate
+from fmtprop.passes.variants import slice_batch
 from fmtprop.targets import OneDnnTarget
 from fmtprop.tuning import Tuning
 

@@ -18,10 +18,10 @@ from fmtprop.jit.kernel import takes
 from fmtprop.layout import DataType
 from fmtprop.ops import Attention, MatMul, emit
 from fmtprop.ops.evaluate import evaluate
-from fmtprop.passes.attention_fusion import attention
 from fmtprop.passes.base import Pipeline
 from fmtprop.passes.pipeline import NORMALISE
-from fmtprop.passes.precision import LowerPrecision
+from fmtprop.passes.precision.lower import LowerPrecision
+from fmtprop.passes.variants.attention_fusion import attention
 from tests.threads import torch_threads
 
 BATCH, HEADS, ROWS, WIDTH = 2, 3, 24, 16

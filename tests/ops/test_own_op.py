@@ -19,8 +19,8 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import emit
 from fmtprop.ops.building import lowering
-from fmtprop.passes.slice_batch import SliceBatch
 from fmtprop.passes.target import Candidate
+from fmtprop.passes.variants.slice_batch import SliceBatch
 from fmtprop.targets.onednn import OneDnnTarget
 from fmtprop.tuning.peaks import FOOTPRINTS, Peaks
 from fmtprop.tuning.roofline import ModelCosts

@@ -9,7 +9,7 @@ from fmtprop.ir.node import Node
 from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.ports import result_names, sources
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.formats import worth_trying
+from fmtprop.passes.assignment.formats import worth_trying
 from fmtprop.passes.target import Candidate, Request
 
 

@@ -10,7 +10,7 @@ from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import Binary, Concat, Conv, Eltwise, Permute, Pooling, Reorder, Reshape, Slice, emit
-from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.assignment.assign import AssignFormats
 from fmtprop.passes.target import Setting
 from fmtprop.targets.reference import ReferenceTarget
 from tests.passes.table_target import TableTarget

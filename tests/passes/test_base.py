@@ -10,9 +10,9 @@ from fmtprop.ir.verify import Stage, verify
 from fmtprop.ops import Reshape
 from fmtprop.passes import base
 from fmtprop.passes.base import Pipeline
-from fmtprop.passes.fold_constants import FoldConstants
 from fmtprop.passes.pipeline import NORMALISE
-from fmtprop.passes.remove_identities import RemoveIdentities
+from fmtprop.passes.rewrites.fold_constants import FoldConstants
+from fmtprop.passes.rewrites.remove_identities import RemoveIdentities
 from tests.passes.rewriting import Builder
 
 

@@ -11,7 +11,7 @@ from fmtprop.ops import Eltwise, emit
 from fmtprop.ops.batch_norm_training import BatchStatistics
 from fmtprop.ops.normalization import LayerNorm
 from fmtprop.ops.view_attrs import Reshape
-from fmtprop.passes.batch_statistics import ReadVariance
+from fmtprop.passes.training.batch_statistics import ReadVariance
 
 
 def step(saved_epsilon: float) -> Graph:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fmtprop.ops import Concat
-from fmtprop.passes.before_concat import BeforeConcat
-from fmtprop.passes.fold_batch_norm import FoldBatchNorm
-from fmtprop.passes.fuse_post_ops import FusePostOps
+from fmtprop.passes.rewrites.before_concat import BeforeConcat
+from fmtprop.passes.rewrites.fold_batch_norm import FoldBatchNorm
+from fmtprop.passes.rewrites.fuse_post_ops import FusePostOps
 from tests.passes.rewriting import Builder, rewrite, summary
 
 PASSES = (BeforeConcat(), FoldBatchNorm(), FusePostOps())

@@ -11,7 +11,7 @@ from torch import nn
 import fmtprop as fp
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.ops.matmul_nbits import MatMulNBits, decoded, encoded
-from fmtprop.passes.compress_weights import BITS, CompressWeights
+from fmtprop.passes.precision.compress_weights import BITS, CompressWeights
 
 OPTIONS = {"tune": "model", "confirm": False}
 

@@ -8,8 +8,8 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ops import Binary, MatMul, Permute, Reshape
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.normalization import LayerNorm
-from fmtprop.passes.delay_reshapes import DelayReshapes
-from fmtprop.passes.fuse_post_ops import FusePostOps
+from fmtprop.passes.rewrites.delay_reshapes import DelayReshapes
+from fmtprop.passes.rewrites.fuse_post_ops import FusePostOps
 from tests.passes.rewriting import Builder, rewrite, summary
 
 

@@ -14,7 +14,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.ops import Binary, Conv, Eltwise, emit
 from fmtprop.ops.evaluate import evaluate
-from fmtprop.passes.depthwise_fusion import fused
+from fmtprop.passes.variants.depthwise_fusion import fused
 
 RELU6 = PostOp("eltwise", Eltwise("clip", 0.0, 6.0))
 

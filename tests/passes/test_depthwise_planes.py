@@ -11,8 +11,8 @@ from fmtprop import dnnl
 from fmtprop.errors import GraphError
 from fmtprop.ir.verify import Stage
 from fmtprop.passes.base import Pipeline
-from fmtprop.passes.depthwise_planes import DepthwisePlanes
 from fmtprop.passes.pipeline import NORMALISE
+from fmtprop.passes.variants.depthwise_planes import DepthwisePlanes
 from tests.passes.rewriting import Builder, rewrite
 
 

@@ -13,7 +13,7 @@ from fmtprop.ir import Graph, Value
 from fmtprop.ops import Concat
 from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.view_attrs import Expand, Permute, Reshape
-from fmtprop.passes.few_rows import FewRows
+from fmtprop.passes.rewrites.few_rows import FewRows
 from tests.passes.rewriting import Builder, rewrite, summary
 
 #: enough columns for a matrix of 64 KiB

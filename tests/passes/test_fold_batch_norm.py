@@ -8,7 +8,7 @@ from fmtprop.ops.convolution import Conv
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.matmul import MatMul
-from fmtprop.passes.fold_batch_norm import FoldBatchNorm
+from fmtprop.passes.rewrites.fold_batch_norm import FoldBatchNorm
 from tests.passes.rewriting import Builder, rewrite, summary
 
 

@@ -8,7 +8,7 @@ from fmtprop.ir import TensorType, Value
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ops import Expand, Permute, Reshape
 from fmtprop.ops.host_call import HostCall
-from fmtprop.passes.fold_constants import FoldConstants
+from fmtprop.passes.rewrites.fold_constants import FoldConstants
 from tests.passes.rewriting import Builder, rewrite, summary
 
 

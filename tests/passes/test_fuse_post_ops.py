@@ -7,7 +7,7 @@ import pytest
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.ops import Concat, MatMul, Permute, Prelu, Reduction, Softmax, Sum
 from fmtprop.ops.pooling import Pooling
-from fmtprop.passes.fuse_post_ops import FusePostOps
+from fmtprop.passes.rewrites.fuse_post_ops import FusePostOps
 from tests.passes.rewriting import Builder, rewrite, summary
 from tests.passes.table_target import TableTarget
 

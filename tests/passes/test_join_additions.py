@@ -4,7 +4,7 @@ import pytest
 
 from fmtprop.ir import Graph, Value
 from fmtprop.ops.view_attrs import Slice
-from fmtprop.passes.join_additions import JoinAdditions
+from fmtprop.passes.training.join_additions import JoinAdditions
 from tests.passes.rewriting import Builder, rewrite
 
 

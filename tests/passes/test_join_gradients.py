@@ -7,8 +7,8 @@ import torch
 
 from fmtprop.frontends.torch_export import from_torch
 from fmtprop.ops.evaluate import evaluate
-from fmtprop.passes.join_gradients import JoinGradients
-from fmtprop.passes.remove_identities import RemoveIdentities
+from fmtprop.passes.rewrites.remove_identities import RemoveIdentities
+from fmtprop.passes.training.join_gradients import JoinGradients
 
 SELECT, SLICE = torch.ops.aten.select_backward.default, torch.ops.aten.slice_backward.default
 X = torch.randn(3, 2, 4)

@@ -9,8 +9,8 @@ from torch import nn
 import fmtprop as fp
 from fmtprop.frontends import from_torch
 from fmtprop.ops.evaluate import evaluate
-from fmtprop.passes.join_writes import JoinWrites
-from fmtprop.passes.remove_identities import RemoveIdentities
+from fmtprop.passes.rewrites.join_writes import JoinWrites
+from fmtprop.passes.rewrites.remove_identities import RemoveIdentities
 
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
 

@@ -10,9 +10,9 @@ import fmtprop
 from fmtprop import dnnl
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.passes.base import Pipeline
-from fmtprop.passes.keep_scores import KeepScores
 from fmtprop.passes.pipeline import NORMALISE
-from fmtprop.passes.precision import LowerPrecision
+from fmtprop.passes.precision.keep_scores import KeepScores
+from fmtprop.passes.precision.lower import LowerPrecision
 
 NEEDS_BF16 = pytest.mark.skipif(not dnnl.supports("bf16"), reason="oneDNN has no bf16 on this CPU")
 

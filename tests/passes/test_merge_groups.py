@@ -10,8 +10,8 @@ import fmtprop as fp
 from fmtprop.errors import GraphError
 from fmtprop.ir.verify import Stage
 from fmtprop.passes.base import Pipeline
-from fmtprop.passes.merge_groups import MergeGroups
 from fmtprop.passes.pipeline import NORMALISE
+from fmtprop.passes.variants.merge_groups import MergeGroups
 from tests.passes.only_filtered import only_filtered
 from tests.passes.rewriting import Builder, rewrite
 

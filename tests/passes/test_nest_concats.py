@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from fmtprop.ir import Graph, Value
 from fmtprop.ops import Concat
-from fmtprop.passes.nest_concats import NestConcats
+from fmtprop.passes.rewrites.nest_concats import NestConcats
 from tests.passes.rewriting import Builder, rewrite
 
 

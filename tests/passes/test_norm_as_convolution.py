@@ -14,8 +14,8 @@ from fmtprop.ir.verify import Stage
 from fmtprop.ops import BatchNorm, Eltwise
 from fmtprop.ops.sum import Sum
 from fmtprop.passes.base import Pipeline
-from fmtprop.passes.norm_as_convolution import NormAsConvolution
 from fmtprop.passes.pipeline import NORMALISE
+from fmtprop.passes.variants.norm_as_convolution import NormAsConvolution
 from tests.passes.only_filtered import only_filtered
 from tests.passes.rewriting import Builder, rewrite
 

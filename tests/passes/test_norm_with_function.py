@@ -10,7 +10,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.ops import Eltwise, emit
 from fmtprop.ops.batch_norm_training import BatchStatistics
 from fmtprop.ops.eltwise_backward import EltwiseGradient
-from fmtprop.passes.norm_with_function import NormWithFunction
+from fmtprop.passes.variants.norm_with_function import NormWithFunction
 
 RELU, CLIP = Eltwise("relu"), Eltwise("clip", 0.0, 6.0)
 

@@ -13,7 +13,7 @@ from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import Binary, Concat, Permute, emit
 from fmtprop.ops.convolution import Conv
-from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.assignment.assign import AssignFormats
 from fmtprop.passes.optimal import Certificate, OptimalFormats, price, resolve_pins
 from fmtprop.passes.optimal.enumerate import _likeness, enumerate_ways
 from fmtprop.passes.target import Setting

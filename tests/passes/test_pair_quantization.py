@@ -11,9 +11,9 @@ from fmtprop.ir.tensors import materialise, tensor_type
 from fmtprop.ir.types import TensorType
 from fmtprop.ops import Concat, Conv, Dequantize, Eltwise, FakeQuantize, Permute, Pooling, Quantize, Reshape, emit
 from fmtprop.ops.evaluate import evaluate
-from fmtprop.passes.fold_constants import FoldConstants
-from fmtprop.passes.mark_grids import MarkGrids, grids_of
-from fmtprop.passes.pair_quantization import PairQuantization
+from fmtprop.passes.precision.mark_grids import MarkGrids, grids_of
+from fmtprop.passes.precision.pair_quantization import PairQuantization
+from fmtprop.passes.rewrites.fold_constants import FoldConstants
 
 
 def held(graph, name, data):

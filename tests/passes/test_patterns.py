@@ -17,12 +17,12 @@ from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.pad import Pad
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.shuffle import Shuffle
-from fmtprop.passes.absorb_flatten import AbsorbFlatten
-from fmtprop.passes.channel_shuffle import RecogniseShuffle
-from fmtprop.passes.deconvolve_pixels import DeconvolvePixels
-from fmtprop.passes.delay_reshapes import DelayReshapes
-from fmtprop.passes.fold_padding import FoldPadding
-from fmtprop.passes.fuse_post_ops import FusePostOps
+from fmtprop.passes.rewrites.absorb_flatten import AbsorbFlatten
+from fmtprop.passes.rewrites.channel_shuffle import RecogniseShuffle
+from fmtprop.passes.rewrites.deconvolve_pixels import DeconvolvePixels
+from fmtprop.passes.rewrites.delay_reshapes import DelayReshapes
+from fmtprop.passes.rewrites.fold_padding import FoldPadding
+from fmtprop.passes.rewrites.fuse_post_ops import FusePostOps
 from tests.passes.rewriting import Builder, rewrite, summary
 
 # ---------------------------------------------------------------- padding

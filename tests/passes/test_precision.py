@@ -15,7 +15,7 @@ from fmtprop.layout import DataType
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.base import Pipeline
 from fmtprop.passes.pipeline import NORMALISE
-from fmtprop.passes.precision import LowerPrecision, WidenPrecision
+from fmtprop.passes.precision.lower import LowerPrecision, WidenPrecision
 from fmtprop.runtime.agreement import relative_error
 
 

@@ -9,7 +9,7 @@ from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.ports import result_names
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import OPS
-from fmtprop.passes.policies import Question, propagate_policy
+from fmtprop.passes.assignment.policies import Question, propagate_policy
 
 #: forward and backward ops of the rows; matmul and inner product have matrix products for their gradients, a
 #: deconvolution has convolutions, a shuffle another shuffle

@@ -8,8 +8,8 @@ from torch import nn
 
 import fmtprop as fp
 from fmtprop.ops.lrn import Lrn
-from fmtprop.passes.recognise_lrn import RecogniseLrn
-from fmtprop.passes.remove_identities import RemoveIdentities
+from fmtprop.passes.rewrites.recognise_lrn import RecogniseLrn
+from fmtprop.passes.rewrites.remove_identities import RemoveIdentities
 from fmtprop.runtime.agreement import relative_error
 
 

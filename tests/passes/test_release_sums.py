@@ -12,8 +12,8 @@ from fmtprop.ir import Graph
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.passes.base import Pipeline
 from fmtprop.passes.pipeline import NORMALISE
-from fmtprop.passes.release_sums import ReleaseSums
-from fmtprop.passes.scale_weights import ScaleWeights
+from fmtprop.passes.rewrites.release_sums import ReleaseSums
+from fmtprop.passes.variants.scale_weights import ScaleWeights
 from tests.passes.rewriting import Builder, rewrite, summary
 
 

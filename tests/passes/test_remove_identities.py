@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from fmtprop.ops import Concat, Expand, Permute, Reorder, Reshape, Slice, Sum
-from fmtprop.passes.remove_identities import RemoveIdentities
+from fmtprop.passes.rewrites.remove_identities import RemoveIdentities
 from tests.passes.rewriting import Builder, rewrite, summary
 
 

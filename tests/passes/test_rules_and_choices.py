@@ -13,14 +13,14 @@ from fmtprop.compiling.stages import normalise
 from fmtprop.ir import Graph
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.passes.assign import AssignFormats
-from fmtprop.passes.formats import channel_blocked, channels_last
+from fmtprop.passes.assignment.assign import AssignFormats
+from fmtprop.passes.assignment.formats import channel_blocked, channels_last
 from fmtprop.passes.optimal import OptimalFormats, expansions, trial
-from fmtprop.passes.precision import LowerPrecision
-from fmtprop.passes.release_sums import ReleaseSums
-from fmtprop.passes.scale_weights import ScaleWeights
-from fmtprop.passes.slice_batch import SliceBatch
+from fmtprop.passes.precision.lower import LowerPrecision
+from fmtprop.passes.rewrites.release_sums import ReleaseSums
 from fmtprop.passes.target import Setting
+from fmtprop.passes.variants.scale_weights import ScaleWeights
+from fmtprop.passes.variants.slice_batch import SliceBatch
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.reference import ReferenceTarget
 from tests.models.choices import chosen

@@ -12,7 +12,7 @@ from fmtprop.errors import PassError
 from fmtprop.frontends import from_torch
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.ops.evaluate import evaluate
-from fmtprop.passes.same_choices import SameChoices
+from fmtprop.passes.assignment.same_choices import SameChoices
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.targets.registry import setting_for
 from fmtprop.tuning import costs_for

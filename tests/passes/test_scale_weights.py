@@ -15,7 +15,7 @@ from fmtprop.ir.verify import Stage
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.base import Pipeline
 from fmtprop.passes.pipeline import NORMALISE
-from fmtprop.passes.scale_weights import ScaleWeights
+from fmtprop.passes.variants.scale_weights import ScaleWeights
 from fmtprop.tuning import costs
 from tests.passes.rewriting import Builder, rewrite, summary
 from tests.tuning.test_roofline import PEAKS

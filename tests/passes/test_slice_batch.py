@@ -16,10 +16,10 @@ from fmtprop.ops.convolution import Conv
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.view_attrs import Reshape, Slice
-from fmtprop.passes import slice_batch
 from fmtprop.passes.base import Pipeline
 from fmtprop.passes.pipeline import NORMALISE
-from fmtprop.passes.slice_batch import SliceBatch
+from fmtprop.passes.variants import slice_batch
+from fmtprop.passes.variants.slice_batch import SliceBatch
 from tests.passes.rewriting import Builder, rewrite
 
 

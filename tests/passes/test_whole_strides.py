@@ -9,7 +9,7 @@ from torch import nn
 import fmtprop as fp
 from fmtprop.errors import GraphError
 from fmtprop.ops.deconvolution import Deconv
-from fmtprop.passes.whole_strides import WholeStrides
+from fmtprop.passes.variants.whole_strides import WholeStrides
 from tests.passes.only_filtered import only_filtered
 from tests.passes.rewriting import Builder, rewrite
 

@@ -23,7 +23,7 @@ from fmtprop.passes.base import Pipeline
 from fmtprop.passes.optimal import OptimalFormats, expansions, trial
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.target import Setting
-from fmtprop.passes.winograd import Tile, Winograd
+from fmtprop.passes.variants.winograd import Tile, Winograd
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.reference import ReferenceTarget
 from tests.models.odd import RandomCosts
@@ -86,7 +86,7 @@ def test_errors_grow_as_a_tile_says(rows, taps, most):
     tile = Tile.make(rows, taps)
     assert tile.growth <= most
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fmtprop.passes.winograd._ROWS", {taps: (rows,)})
+        patch.setattr("fmtprop.passes.variants.winograd._ROWS", {taps: (rows,)})
         result = Winograd().run(normal)
     x = torch.randn(1, channels, height, 40, generator=torch.Generator().manual_seed(3))
     data = next(iter(normal.constants.values()))

@@ -10,7 +10,7 @@ import torch
 import fmtprop as fp
 from fmtprop.compiling.race import race
 from fmtprop.ir import Graph
-from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.assignment.assign import AssignFormats
 from fmtprop.passes.optimal import price
 from fmtprop.passes.optimal.problem import keeping
 from fmtprop.passes.optimal.realise import realise

@@ -6,7 +6,7 @@ import fmtprop as fp
 from fmtprop.ir import Graph, TensorType
 from fmtprop.ir.node import Node
 from fmtprop.ops import Eltwise, emit
-from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.assignment.assign import AssignFormats
 from fmtprop.passes.target import Setting
 from fmtprop.report.graph_dot import graph_dot, graphs_dot
 from fmtprop.report.graph_svg import graph_svg

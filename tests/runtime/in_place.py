@@ -11,8 +11,8 @@ from fmtprop.ir.node import Choice, Node
 from fmtprop.layout.parts import in_place_parts
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.ops.reorder import Reorder
-from fmtprop.passes.formats import channel_blocked
-from fmtprop.passes.policies import Option, Policy, Question, propagate_policy
+from fmtprop.passes.assignment.formats import channel_blocked
+from fmtprop.passes.assignment.policies import Option, Policy, Question, propagate_policy
 from fmtprop.runtime import Executor, Plan
 from fmtprop.runtime.agreement import relative_error
 from fmtprop.targets import OneDnnTarget

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fmtprop.compiling.stages import normalise
 from fmtprop.frontends import load
 from fmtprop.ir.builtin import builtin_names
-from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.assignment.assign import AssignFormats
 from fmtprop.passes.target import Setting
 from fmtprop.runtime import build_plan
 from fmtprop.runtime.arena import Lifetime, plan_arena

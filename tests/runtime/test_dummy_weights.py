@@ -15,9 +15,9 @@ from fmtprop.compiling.stages import normalise
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
-from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.assignment.assign import AssignFormats
 from fmtprop.passes.target import Candidate, Request, Setting
-from fmtprop.passes.winograd import Winograd
+from fmtprop.passes.variants.winograd import Winograd
 from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.build import Draft
 from fmtprop.runtime.constants import ConstantStore

@@ -18,7 +18,7 @@ from fmtprop.ops.binary import Binary
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.sum import Sum
-from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.assignment.assign import AssignFormats
 from fmtprop.passes.target import Setting
 from fmtprop.runtime import Executor, Plan, build_plan
 from fmtprop.runtime.agreement import relative_error

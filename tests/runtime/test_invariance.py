@@ -17,11 +17,11 @@ from fmtprop.ops import emit
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.matmul import MatMul
-from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.assignment.assign import AssignFormats
+from fmtprop.passes.assignment.formats import like, usual
+from fmtprop.passes.assignment.policies import Option, Policy, Question
 from fmtprop.passes.base import Pipeline
-from fmtprop.passes.formats import like, usual
 from fmtprop.passes.pipeline import NORMALISE
-from fmtprop.passes.policies import Option, Policy, Question
 from fmtprop.passes.target import Setting
 from fmtprop.runtime import Executor, build_plan
 from fmtprop.runtime.agreement import relative_error

@@ -16,7 +16,7 @@ from fmtprop.ir.op import OPSET
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.pooling import Pooling
-from fmtprop.passes.formats import plain
+from fmtprop.passes.assignment.formats import plain
 from fmtprop.runtime import selfcheck
 from fmtprop.runtime.agreement import TOLERANCE, small_numbers
 from fmtprop.runtime.plan import Step

@@ -21,7 +21,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.jit import unavailable
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import Conv, emit
-from fmtprop.passes.formats import channel_blocked, channels_last, plain, unspecified
+from fmtprop.passes.assignment.formats import channel_blocked, channels_last, plain, unspecified
 from fmtprop.passes.optimal import OptimalFormats, expansions
 from fmtprop.passes.target import Setting
 from fmtprop.runtime.agreement import relative_error, small_numbers

@@ -12,7 +12,7 @@ from fmtprop.ir.node import PostOp
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import Binary, Conv, Eltwise, FakeQuantize, InnerProduct, MatMul, Pooling, Reorder
-from fmtprop.passes.in_bytes import in_bytes, in_reals
+from fmtprop.passes.precision.in_bytes import in_bytes, in_reals
 from fmtprop.passes.target import free_request
 from fmtprop.runtime.selfcheck import check_node
 from fmtprop.targets import OneDnnTarget

@@ -14,7 +14,7 @@ from fmtprop.jit.kernel import takes
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import Binary, Eltwise, Pooling, Reduction
 from fmtprop.ops.normalization import BatchNorm
-from fmtprop.passes.formats import channels_last, dense
+from fmtprop.passes.assignment.formats import channels_last, dense
 from fmtprop.passes.target import Candidate
 from fmtprop.runtime import selfcheck
 from fmtprop.targets.kernels import kernel_candidates

@@ -12,7 +12,7 @@ from fmtprop.jit import Kernel, rows, unavailable
 from fmtprop.jit.kernel import takes
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import Binary, Pooling
-from fmtprop.passes.formats import channels_last
+from fmtprop.passes.assignment.formats import channels_last
 from fmtprop.runtime import selfcheck
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.kernel import JIT

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fmtprop as fp
-from fmtprop.passes.formats import plain, unspecified
+from fmtprop.passes.assignment.formats import plain, unspecified
 from fmtprop.runtime.plan import Home, Plan
 from fmtprop.targets.bound import NOTHING
 from fmtprop.targets.reference import ReferenceTarget

@@ -21,7 +21,7 @@ from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.reorder import Reorder
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.sum import Sum
-from fmtprop.passes.formats import channels_last
+from fmtprop.passes.assignment.formats import channels_last
 from fmtprop.runtime.agreement import relative_error
 from fmtprop.runtime.selfcheck import Mismatch, check_node, check_steps
 from fmtprop.targets.mkldnn import MkldnnTarget, dispatcher

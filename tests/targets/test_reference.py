@@ -14,7 +14,7 @@ from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.reorder import Reorder
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.sum import Sum
-from fmtprop.passes.formats import channels_last
+from fmtprop.passes.assignment.formats import channels_last
 from fmtprop.targets import ReferenceTarget
 from fmtprop.targets.reference import ReferenceImplementation
 from tests.targets.nodes import convolution, node_of, request

@@ -18,8 +18,8 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import emit
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import Eltwise
-from fmtprop.passes.assign import AssignFormats
-from fmtprop.passes.formats import plain
+from fmtprop.passes.assignment.assign import AssignFormats
+from fmtprop.passes.assignment.formats import plain
 from fmtprop.passes.optimal import OptimalFormats
 from fmtprop.passes.target import Candidate, Request, Setting
 from fmtprop.runtime import Executor, Plan, build_plan

@@ -15,7 +15,7 @@ from fmtprop import dnnl
 from fmtprop.errors import DnnlError
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import recurrent_training
-from fmtprop.passes.formats import plain
+from fmtprop.passes.assignment.formats import plain
 
 KINDS = {"LSTM": "lstm", "GRU": "lbr_gru", "RNN": "vanilla_rnn"}
 RELU = {"nonlinearity": "relu"}

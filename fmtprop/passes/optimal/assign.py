@@ -14,7 +14,7 @@ from typing import ClassVar
 from fmtprop.errors import PassError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Choice, Node, Value
-from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.assignment.assign import AssignFormats
 from fmtprop.passes.optimal.accuracy import growth, too_rough
 from fmtprop.passes.optimal.conversions import cheapest_conversions
 from fmtprop.passes.optimal.enumerate import Pins, enumerate_ways

@@ -22,11 +22,11 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.layout.parts import in_place_parts
 from fmtprop.ops.concat import Concat
-from fmtprop.passes.formats import describe, like, plain
-from fmtprop.passes.in_bytes import in_bytes, in_reals
+from fmtprop.passes.assignment.formats import describe, like, plain
 from fmtprop.passes.optimal.usable_formats import usable_formats
 from fmtprop.passes.optimal.variants import FUSIONS
 from fmtprop.passes.optimal.ways import Enumeration, Way
+from fmtprop.passes.precision.in_bytes import in_bytes, in_reals
 from fmtprop.passes.target import AS_GRADIENT, Candidate, Setting, can_be_read, free_request
 
 #: "node.operand" or "node.dst" -> its required format

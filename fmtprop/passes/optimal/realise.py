@@ -9,9 +9,9 @@ from fmtprop.errors import PassError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.assign import AssignFormats, Assignment, Placed
+from fmtprop.passes.assignment.assign import AssignFormats, Assignment, Placed
+from fmtprop.passes.assignment.formats import describe
 from fmtprop.passes.editing import unused_name
-from fmtprop.passes.formats import describe
 from fmtprop.passes.optimal.composition import Composition
 from fmtprop.passes.optimal.problem import Problem, Solution
 from fmtprop.passes.optimal.ways import Way

@@ -16,14 +16,14 @@ from fmtprop.ir.tensors import Constant, torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.ir.verify import Stage
 from fmtprop.layout import DataType, FormatKind, MemoryDesc
+from fmtprop.passes.assignment.formats import channels_last
 from fmtprop.passes.base import Pipeline
-from fmtprop.passes.expand import ExpandingPass, constant_behind
-from fmtprop.passes.formats import channels_last
 from fmtprop.passes.optimal.assign import OptimalFormats
 from fmtprop.passes.optimal.composition import Composition
 from fmtprop.passes.optimal.variants import EXPANSIONS
 from fmtprop.passes.target import Candidate, Request, Target
-from fmtprop.passes.winograd import Winograd
+from fmtprop.passes.variants.expand import ExpandingPass, constant_behind
+from fmtprop.passes.variants.winograd import Winograd
 
 #: most distinct nodes to try, those with the most work first: each takes about 30 ms, and most others gain little
 _MOST_DISTINCT = 96

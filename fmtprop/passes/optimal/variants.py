@@ -13,20 +13,20 @@ from typing import Generic, TypeAlias, TypeVar
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.attention_fusion import attention
 from fmtprop.passes.base import Pass
-from fmtprop.passes.depthwise_fusion import Fused, fused
-from fmtprop.passes.depthwise_planes import DepthwisePlanes
-from fmtprop.passes.expand import ExpandingPass
-from fmtprop.passes.merge_groups import MergeGroups
-from fmtprop.passes.norm_as_convolution import NormAsConvolution
-from fmtprop.passes.norm_with_function import NormWithFunction
 from fmtprop.passes.optimal.accuracy import MOST_GROWTH
-from fmtprop.passes.scale_weights import ScaleWeights
-from fmtprop.passes.slice_batch import SliceBatch
 from fmtprop.passes.target import Costs, Setting
-from fmtprop.passes.whole_strides import WholeStrides
-from fmtprop.passes.winograd import Winograd
+from fmtprop.passes.variants.attention_fusion import attention
+from fmtprop.passes.variants.depthwise_fusion import Fused, fused
+from fmtprop.passes.variants.depthwise_planes import DepthwisePlanes
+from fmtprop.passes.variants.expand import ExpandingPass
+from fmtprop.passes.variants.merge_groups import MergeGroups
+from fmtprop.passes.variants.norm_as_convolution import NormAsConvolution
+from fmtprop.passes.variants.norm_with_function import NormWithFunction
+from fmtprop.passes.variants.scale_weights import ScaleWeights
+from fmtprop.passes.variants.slice_batch import SliceBatch
+from fmtprop.passes.variants.whole_strides import WholeStrides
+from fmtprop.passes.variants.winograd import Winograd
 
 #: from the last of several nodes to one node for all, None where they are no such nodes
 Fusion: TypeAlias = Callable[[Graph, Node], "Fused | None"]

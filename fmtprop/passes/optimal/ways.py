@@ -13,7 +13,7 @@ from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.ports import Role, port
 from fmtprop.layout import FormatKind, MemoryDesc
-from fmtprop.passes.formats import plain
+from fmtprop.passes.assignment.formats import plain
 from fmtprop.passes.optimal.composition import COMPOSED
 from fmtprop.passes.optimal.problem import Alternative, Format, Problem, Reorder, Tensor
 from fmtprop.passes.target import Candidate, Costs

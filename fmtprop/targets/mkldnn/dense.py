@@ -20,7 +20,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.normalization import BatchNorm
 from fmtprop.ops.pooling import Pooling
-from fmtprop.passes.formats import plain
+from fmtprop.passes.assignment.formats import plain
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.mkldnn.function import TorchFunction
 from fmtprop.targets.mkldnn.tail import finish

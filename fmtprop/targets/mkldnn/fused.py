@@ -23,7 +23,7 @@ from fmtprop.ops.convolution import Conv
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.matmul import MatMul
-from fmtprop.passes.formats import channels_last, plain
+from fmtprop.passes.assignment.formats import channels_last, plain
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.memory import copied
 from fmtprop.targets.mkldnn.dispatcher import computes_in, has_kernel

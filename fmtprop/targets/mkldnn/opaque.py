@@ -22,7 +22,7 @@ from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.prelu import Prelu
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.sum import Sum
-from fmtprop.passes.formats import plain
+from fmtprop.passes.assignment.formats import plain
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.mkldnn.dense import batch_norm
 from fmtprop.targets.mkldnn.dispatcher import computes_in, has_kernel

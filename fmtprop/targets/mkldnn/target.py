@@ -14,7 +14,7 @@ from fmtprop.ir.node import Node
 from fmtprop.ir.op import linear_of
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.passes.formats import channels_last, plain
+from fmtprop.passes.assignment.formats import channels_last, plain
 from fmtprop.passes.target import Candidate, CostModel, Request
 from fmtprop.targets.executable import Provider
 from fmtprop.targets.memory import copied

@@ -21,7 +21,7 @@ from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.view_attrs import Reshape
-from fmtprop.passes.expand import ExpandingPass, Expansion, has_constant_parameters
+from fmtprop.passes.variants.expand import ExpandingPass, Expansion, has_constant_parameters
 
 #: most groups that are merged into one; the number of products grows by this factor
 _MOST_GROUPS = 8
@@ -34,7 +34,7 @@ class MergeGroups(ExpandingPass):
     Parameters
     ----------
     names : collection of str, optional
-        See :class:`~fmtprop.passes.expand.ExpandingPass`.
+        See :class:`~fmtprop.passes.variants.expand.ExpandingPass`.
     width : int
         The fewest groups are merged so that each has a multiple of this number of channels, or one group is left.
 

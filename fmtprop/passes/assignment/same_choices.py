@@ -23,8 +23,8 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.layout.parts import in_place_parts
 from fmtprop.ops.concat import Concat
-from fmtprop.passes.assign import AssignFormats, Assignment, Placed
-from fmtprop.passes.formats import like, unspecified
+from fmtprop.passes.assignment.assign import AssignFormats, Assignment, Placed
+from fmtprop.passes.assignment.formats import like, unspecified
 from fmtprop.passes.target import Candidate, Costs, Request, Setting, free_request
 
 #: from the last of several nodes to one node that replaces them, its operands, and their names

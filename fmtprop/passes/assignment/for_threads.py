@@ -18,8 +18,8 @@ from fmtprop.ir.ports import result_names
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.reorder import Reorder
+from fmtprop.passes.assignment.formats import describe
 from fmtprop.passes.editing import unused_name
-from fmtprop.passes.formats import describe
 from fmtprop.passes.target import Candidate, Target
 
 

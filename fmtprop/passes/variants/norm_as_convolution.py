@@ -19,8 +19,8 @@ from fmtprop.ops.convolution import Conv
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.normalization import BatchNorm
 from fmtprop.ops.view_attrs import Reshape
-from fmtprop.passes.expand import ExpandingPass, Expansion, has_constant_parameters, is_f32
-from fmtprop.passes.fold_batch_norm import batch_norm_affine
+from fmtprop.passes.rewrites.fold_batch_norm import batch_norm_affine
+from fmtprop.passes.variants.expand import ExpandingPass, Expansion, has_constant_parameters, is_f32
 
 
 class NormAsConvolution(ExpandingPass):

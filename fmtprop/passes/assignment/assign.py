@@ -20,10 +20,10 @@ from fmtprop.ir.ports import result_names
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.reorder import Reorder
+from fmtprop.passes.assignment.formats import dense, describe, plain
+from fmtprop.passes.assignment.policies import POLICIES, Policy, Question
 from fmtprop.passes.editing import unused_name
-from fmtprop.passes.formats import dense, describe, plain
-from fmtprop.passes.in_bytes import in_bytes, in_reals
-from fmtprop.passes.policies import POLICIES, Policy, Question
+from fmtprop.passes.precision.in_bytes import in_bytes, in_reals
 from fmtprop.passes.target import Candidate, Setting, can_be_read, free_results
 
 #: types of which all numbers are f32 numbers, too
@@ -41,8 +41,8 @@ class AssignFormats:
     setting : Setting
         Who runs the graph.
     rule : callable, optional
-        The caller's own policy instead of the named one: from a :class:`~fmtprop.passes.policies.Question` to the
-        :class:`~fmtprop.passes.policies.Option` to try, best first.
+        The caller's own policy instead of the named one: from a :class:`~fmtprop.passes.assignment.policies.Question`
+        to the :class:`~fmtprop.passes.assignment.policies.Option` to try, best first.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""Precision: compute-intensive ops and the ops after them in a narrower type, or in f32; the others unchanged."""
+"""Conversion of a graph: compute-intensive ops and the ops after them in another floating type."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from fmtprop.layout import DataType
 from fmtprop.ops.attention import Attention
 from fmtprop.ops.building import emit
 from fmtprop.ops.reorder import Reorder
-from fmtprop.passes.editing import constant, is_constant, shown, unused_name, way_from_compute
-from fmtprop.passes.few_rows import is_of_few_rows
-
-#: a loop's state depends on so many results of one layer; two are those of a pair of inputs
-_REPETITIONS = 3
+from fmtprop.passes.editing import shown, unused_name, way_from_compute
+from fmtprop.passes.precision.wide import is_compute, wide_values
+from fmtprop.passes.rewrites.few_rows import is_of_few_rows
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class WidenPrecision:
 
     def run(self, graph: Graph) -> Graph:
         """Return the converted graph."""
-        read = {result.dtype for node in graph.nodes() if _is_compute(node) for result in node.results}
+        read = {result.dtype for node in graph.nodes() if is_compute(node) for result in node.results}
         for dtype in (DataType.BF16, DataType.F16):
             if dtype in read and self.target is not None and not self.target.computes_in(dtype):
                 graph = _Conversion(graph, dtype, DataType.F32).run()
@@ -106,7 +104,7 @@ class _Conversion:
         self.out = Graph(graph.name, graph.structure)
         self.values: dict[Value, Value] = {}
         self.casts: dict[tuple[Value, DataType], Value] = {}
-        self.wide = set() if self.widens else _wide(graph)
+        self.wide = set() if self.widens else wide_values(graph)
 
     def run(self) -> Graph:
         for node in self.source.nodes():
@@ -194,7 +192,7 @@ class _Conversion:
 
     def _is_wide(self, node: Node) -> bool:
         """Return whether a node computes in the given type, or a compute-intensive op writes its accumulator."""
-        return Value(node.name, 0) in self.wide and not (_is_compute(node) and len(node.results) > 1)
+        return Value(node.name, 0) in self.wide and not (is_compute(node) and len(node.results) > 1)
 
     def _keep(self, node: Node, inputs: dict[str, Value], dtypes: list[DataType]) -> None:
         results = tuple(result.with_dtype(dtype) for result, dtype in zip(node.results, dtypes, strict=True))
@@ -220,109 +218,6 @@ class _Conversion:
             if path:
                 self.out.replace_uses(cast, value)
                 self.out.remove(cast.node)
-
-
-def _wide(graph: Graph) -> set[Value]:
-    """Return the values that are computed in f32: positions, states, and what is read in f32 alone."""
-    found = _positions(graph)
-    found |= _states(graph, found)
-    unrounded = set(found)
-    for node in reversed(list(graph.nodes())):
-        value = Value(node.name, 0)
-        if node.is_boundary or _is_compute(node) or len(node.results) != 1 or not graph.readers(value):
-            continue
-        if all(_reads_unrounded(graph.node(reader), name, unrounded) for reader, name in graph.readers(value)):
-            unrounded.add(value)
-            if opdef(node.op).elementwise or node.op == "concat":
-                found.add(value)
-    return found
-
-
-def _reads_unrounded(reader: Node, operand: str, unrounded: set[Value]) -> bool:
-    """Return whether a node reads an operand in f32, or hands it on to such nodes alone."""
-    if reader.op == "output":
-        return True
-    if opdef(reader.op).category is Category.HOST and not opdef(reader.op).narrows(reader.attrs):
-        return True
-    return Value(reader.name, 0) in unrounded and (not _is_compute(reader) or operand in reader.tail)
-
-
-def _states(graph: Graph, positions: set[Value]) -> set[Value]:
-    """Return the results of element-wise ops on positions, or on starts and the caller's numbers of the same shape."""
-    found, changed = set(positions), _changed_again(graph)
-    for node in graph.nodes():
-        if node.op == "input" and node.results[0].dtype is DataType.F32:
-            found.add(Value(node.name, 0))
-        if node.is_boundary:
-            continue
-        result, is_view = Value(node.name, 0), opdef(node.op).category is Category.VIEW
-        operands = _passed_on(graph, node)
-        found |= {value for value in operands if _is_start(graph, value, node, result in changed)}
-        read = found.intersection(operands)
-        if any(is_view or value in positions or graph.type_of(value).dims == node.results[0].dims for value in read):
-            found.add(result)
-    return found
-
-
-def _passed_on(graph: Graph, node: Node) -> list[Value]:
-    """Return the operands of which a node is an element-wise function or a view."""
-    inputs, declaration = graph.inputs(node.name), opdef(node.op)
-    if _is_compute(node):
-        return [inputs[name] for name in node.tail]
-    return list(inputs.values()) if declaration.elementwise or declaration.category is Category.VIEW else []
-
-
-def _is_start(graph: Graph, value: Value, node: Node, is_changed_again: bool) -> bool:
-    """Return whether a node's operand is a constant state: zeros, or other numbers that a loop changes.
-
-    Numbers that are added once are none, such as those of a learned place.
-    """
-    type_ = graph.type_of(value)
-    if not is_constant(graph, value) or type_.dtype is not DataType.F32 or type_.dims != node.results[0].dims:
-        return False
-    if is_changed_again:
-        return True
-    numbers = constant(graph, value)
-    return numbers is not None and numbers.numel() > 1 and bool((numbers == numbers.flatten()[0]).all())
-
-
-def _changed_again(graph: Graph) -> set[Value]:
-    """Return the values that become element-wise functions of several results of one layer, as the state of a loop."""
-    made: dict[Value, dict[str, frozenset[str]]] = {}  # layer -> some of its results on which a value depends
-    changed: set[Value] = set()
-    nodes = [node for node in graph.nodes() if not node.is_boundary]
-    for node in nodes:
-        inputs, layers = graph.inputs(node.name), dict[str, frozenset[str]]()
-        operands = [made.get(value, {}) for value in _passed_on(graph, node)]
-        if _is_compute(node) and node.origin and "weights" in inputs and is_constant(graph, inputs["weights"]):
-            operands.append({f"{node.origin} {graph.type_of(inputs['weights']).dims}": frozenset((node.name,))})
-        for layer, results in (item for operand in operands for item in operand.items()):
-            layers[layer] = frozenset(sorted(layers.get(layer, frozenset()) | results)[:_REPETITIONS])
-        made[Value(node.name, 0)] = layers
-        if any(len(results) == _REPETITIONS for results in layers.values()):
-            changed.add(Value(node.name, 0))
-    for node in reversed(nodes) if changed else ():
-        if Value(node.name, 0) in changed:
-            changed.update(_passed_on(graph, node))
-    return changed
-
-
-def _positions(graph: Graph) -> set[Value]:
-    """Return the values that are positions, or lead to some, up to the results of compute-intensive ops."""
-    found: set[Value] = set()
-    for node in reversed(list(graph.nodes())):
-        if node.is_boundary:
-            continue
-        inputs = graph.inputs(node.name)
-        names = set(opdef(node.op).positions(node.attrs))
-        if any(Value(node.name, index) in found for index in range(len(node.results))):
-            names |= node.tail if _is_compute(node) else inputs.keys()
-        found |= {inputs[name] for name in names}
-    return found
-
-
-def _is_compute(node: Node) -> bool:
-    return not node.is_boundary and opdef(node.op).category is Category.COMPUTE
 
 
 def _names_its_type(node: Node) -> bool:

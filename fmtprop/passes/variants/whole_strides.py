@@ -15,7 +15,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.view_attrs import Slice
-from fmtprop.passes.expand import ExpandingPass, Expansion, has_constant_parameters
+from fmtprop.passes.variants.expand import ExpandingPass, Expansion, has_constant_parameters
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class WholeStrides(ExpandingPass):
     Parameters
     ----------
     names : collection of str, optional
-        See :class:`~fmtprop.passes.expand.ExpandingPass`.
+        See :class:`~fmtprop.passes.variants.expand.ExpandingPass`.
     """
 
     name: ClassVar[str] = "whole-strides"

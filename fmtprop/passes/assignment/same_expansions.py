@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fmtprop.ir.graph import Graph
-from fmtprop.passes.expand import ExpandingPass
+from fmtprop.passes.variants.expand import ExpandingPass
 
 
 def expand_alike(graph: Graph, formatted: Graph, rewrites: Iterable[ExpandingPass]) -> Graph:

@@ -18,7 +18,7 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.quantization import Dequantize, FakeQuantize, Quantize
 from fmtprop.passes.editing import bypass, constant, insert, is_constant, new_constant
-from fmtprop.passes.mark_grids import grids_of
+from fmtprop.passes.precision.mark_grids import grids_of
 
 #: types of quantized numbers that fit into a byte, with their limits
 _BYTES = {DataType.U8: (0, 255), DataType.S8: (-128, 127)}

@@ -18,7 +18,7 @@ from fmtprop.ops.binary import Binary
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.view_attrs import Permute, Reshape
 from fmtprop.passes.editing import only_reader
-from fmtprop.passes.expand import ExpandingPass, Expansion
+from fmtprop.passes.variants.expand import ExpandingPass, Expansion
 
 #: the source must have so many times more elements than the weights: kernels pack scaled weights in every run
 _FEWER_RATIO = 4

@@ -19,8 +19,8 @@ from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.sum import Sum
-from fmtprop.passes.depthwise_fusion import Fused
 from fmtprop.passes.editing import own_producer
+from fmtprop.passes.variants.depthwise_fusion import Fused
 
 #: most elements of a constant mask that is examined
 _MOST_NUMBERS = 1 << 24

@@ -1,7 +1,7 @@
 """The policies of format assignment as data: the formats to request at a node, in order.
 
 A policy answers one question and changes nothing: given a node and the formats of its operands, which requests should
-be tried? :mod:`fmtprop.passes.assign` sends them to the target and builds the graph.
+be tried? :mod:`fmtprop.passes.assignment.assign` sends them to the target and builds the graph.
 
 ===========  ==========================================================================================
 ``plain``    every tensor stays row-major: the baseline of every report
@@ -20,7 +20,7 @@ from fmtprop.ir.node import Node
 from fmtprop.ir.op import Category, OpDef
 from fmtprop.ir.ports import Role, port, ports
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.formats import dense, like, plain, unspecified, usual
+from fmtprop.passes.assignment.formats import dense, like, plain, unspecified, usual
 from fmtprop.passes.target import free_results
 
 #: cost of a reorder in seconds, None if no reorder exists

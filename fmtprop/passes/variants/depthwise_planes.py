@@ -22,7 +22,7 @@ from fmtprop.ops.binary import Binary
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.view_attrs import Permute, Reshape, Slice
-from fmtprop.passes.expand import ExpandingPass, Expansion, has_constant_parameters, is_f32
+from fmtprop.passes.variants.expand import ExpandingPass, Expansion, has_constant_parameters, is_f32
 
 #: most columns of padding that all kernels take: `jit_dw` pads at most one block of columns, of 4 on AVX2
 _FEW_COLUMNS = 4
@@ -35,7 +35,7 @@ class DepthwisePlanes(ExpandingPass):
     Parameters
     ----------
     names : collection of str, optional
-        See :class:`~fmtprop.passes.expand.ExpandingPass`.
+        See :class:`~fmtprop.passes.variants.expand.ExpandingPass`.
     upright : bool
         Whether a row becomes an image of one column, for wide padding, and other nodes stay.
     """

@@ -34,7 +34,7 @@ from fmtprop.ops.convolution import Conv
 from fmtprop.ops.convolution_backward import ConvGradient
 from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.view_attrs import Permute, Reshape, Slice
-from fmtprop.passes.expand import ExpandingPass, Expansion, has_varying_source, is_f32
+from fmtprop.passes.variants.expand import ExpandingPass, Expansion, has_varying_source, is_f32
 
 #: products of a tile -> points at which its polynomials are evaluated, in addition to infinity. A search found them to
 #: have the least rounding errors, or almost; they and the entries of A and B are exact in f32
@@ -141,7 +141,7 @@ class Winograd(ExpandingPass):
     Parameters
     ----------
     names : collection of str, optional
-        See :class:`~fmtprop.passes.expand.ExpandingPass`.
+        See :class:`~fmtprop.passes.variants.expand.ExpandingPass`.
     most : float
         Largest expected error of a tile, relative to a direct convolution's.
 

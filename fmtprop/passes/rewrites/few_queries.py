@@ -14,12 +14,12 @@ from fmtprop.ops.attention import Attention
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.view_attrs import Permute, Reshape
-from fmtprop.passes.attention_fusion import Scores, is_product
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, constant, insert, is_constant, only_reader
-from fmtprop.passes.few_rows import repeated_matrix
+from fmtprop.passes.rewrites.few_rows import repeated_matrix
+from fmtprop.passes.variants.attention_fusion import Scores, is_product
 
-#: more queries of a head are treated in vectors of queries, as :mod:`fmtprop.passes.attention_fusion` finds them
+#: more queries of a head are treated in vectors, as :mod:`fmtprop.passes.variants.attention_fusion` finds them
 _MOST_QUERIES = 3
 
 #: most masks that the kernel adds

@@ -1,0 +1,1 @@
+"""Assignment of formats by a policy, and what earlier assignments are good for."""

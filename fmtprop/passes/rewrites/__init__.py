@@ -1,0 +1,1 @@
+"""Rewrites to normal form: patterns recognised, constants folded, views removed, functions fused."""

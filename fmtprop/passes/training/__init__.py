@@ -1,0 +1,1 @@
+"""Rewrites of the graphs of training: sums of gradients joined, statistics recovered."""
