@@ -34,7 +34,7 @@ from fmtprop.bench.contenders import Contender, contender
 from fmtprop.bench.processes import call_in_process
 from fmtprop.bench.training import prepare_step, race_steps, write_expected
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends.trainable import Trainable
+from fmtprop.frontends.factories import Made
 from graphs.architectures import ARCHITECTURES
 
 __all__ = ["CASES", "Case", "main"]
@@ -108,9 +108,9 @@ class Case:
         example = ARCHITECTURES[self.name].example_input
         return torch.cat([example(100 * (1 + place)) for place in range(self.batch)])
 
-    def trainable(self) -> Trainable:
+    def trainable(self) -> Made:
         """Return the network with its batch and a loss."""
-        return Trainable(self.module(), (self.inputs(),), loss_of)
+        return Made(self.module(), (self.inputs(),), loss_of)
 
 
 #: network -> batch

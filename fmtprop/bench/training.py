@@ -28,7 +28,7 @@ from fmtprop.bench.peers import Inductor, TorchEager, autocast, in_channels_last
 from fmtprop.bench.policies import Progress
 from fmtprop.bench.processes import Prepared, call_in_process, interleave_processes
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends.trainable import Trainable
+from fmtprop.frontends.factories import Made
 from fmtprop.report import Comparison
 from fmtprop.report.comparison import Measure
 from fmtprop.runtime.process import use_threads
@@ -36,7 +36,7 @@ from fmtprop.training.module import TrainingModule
 from fmtprop.training.rival import rival_of
 
 #: makes the same module each time; picklable for a race
-Make = Callable[[], Trainable]
+Make = Callable[[], Made]
 
 #: the error of a step: the distance of a loss, a gradient or a buffer from PyTorch's, in PyTorch's own errors
 STEPS = Measure(
@@ -99,7 +99,7 @@ class Expected:
         return Agreement(passed, worst, limit, "" if passed else f"{where} is off by {worst:.3g} {STEPS.unit}")
 
 
-def figures_of(step: Trainable, call: Callable[..., Any], precision: str = "f32") -> dict[str, torch.Tensor]:
+def figures_of(step: Made, call: Callable[..., Any], precision: str = "f32") -> dict[str, torch.Tensor]:
     """Return loss, gradients and buffers after one step, by description; the module is as before afterwards."""
     state = copy.deepcopy(step.module.state_dict())
     torch.manual_seed(0)
@@ -260,7 +260,7 @@ def channels_last(module: nn.Module, inputs: Sequence[Any]) -> tuple[nn.Module, 
     return module_in_channels_last(module), tuple(images)
 
 
-def without_dropout(make: Make) -> Trainable:
+def without_dropout(make: Make) -> Made:
     """Make a module without dropout, since no two ways to run it draw alike."""
     step = make()
     for part in step.module.modules():

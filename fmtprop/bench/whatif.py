@@ -31,7 +31,7 @@ import json, sys
 from fmtprop import dnnl
 from fmtprop.api import Options, compile_graph
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import load
+from fmtprop.frontends.factories import graph_named
 from fmtprop.passes.change_batch import ChangeBatch
 from fmtprop.runtime.process import use_threads
 case = json.loads(sys.argv[1])
@@ -41,7 +41,7 @@ try:
     if case["library"]:
         dnnl.lib()  # without it, a plan would be for another library
     options = Options(policy=case["policy"], dtype=case["dtype"], tune=case["tune"], pin=case["pin"])
-    graph = load(case["model"], shapes=case["shapes"])
+    graph = graph_named(**case["named"])
     if case["batch"]:
         graph = ChangeBatch(case["batch"]).run(graph)
     told["report"] = compile_graph(graph, options).report(repeats=case["repeats"]).to_dict()
@@ -124,24 +124,29 @@ def _numbers(name: str, words: Sequence[str]) -> list[int | None]:
 
 
 def side_by_side(
-    model: str,
+    named: Mapping[str, Any],
     found: Sequence[Case],
     *,
     tune: str,
     repeats: int,
     progress: Callable[[str, int, int], None],
-    shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> list[Outcome]:
-    """Plan and measure each case, one after the other."""
+    """Plan and measure each case, one after the other.
+
+    Parameters
+    ----------
+    named : mapping
+        Arguments of :func:`fmtprop.frontends.factories.graph_named`.
+    """
     outcomes = []
     for done, case in enumerate(found):
         progress(str(case), done, len(found))
-        outcomes.append(_run(model, case, shapes or {}, tune, repeats))
+        outcomes.append(_run(named, case, tune, repeats))
     return outcomes
 
 
-def _run(model: str, case: Case, shapes: Mapping[str, Sequence[int]], tune: str, repeats: int) -> Outcome:
-    asked = {"model": model, "shapes": shapes, "tune": tune, "repeats": repeats, **asdict(case)}
+def _run(named: Mapping[str, Any], case: Case, tune: str, repeats: int) -> Outcome:
+    asked = {"named": named, "tune": tune, "repeats": repeats, **asdict(case)}
     environment = dict(os.environ)
     if case.isa:
         environment["ONEDNN_MAX_CPU_ISA"] = case.isa

@@ -52,8 +52,9 @@ def program(
 ) -> None:
     """Plan the memory format of every tensor of a neural network, run it on oneDNN, and report each reorder's cost.
 
-    MODEL is a built-in name, a graph file (.json), an exported program (.pt2) or an ONNX model (.onnx); for run,
-    report and bench also a plan file (`fmtprop compile`).
+    MODEL is a built-in name, a graph file (.json), an exported program (.pt2), an ONNX model (.onnx), or a function
+    that returns a PyTorch module: package.module:factory or file.py:factory (with --input for its inputs' shapes). Run,
+    report and bench also take a plan file (`fmtprop compile`).
     """
     del version
     TRACEBACK.set(traceback)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fmtprop.cli.console import keep_stdout
+from fmtprop.errors import FmtpropError
 from fmtprop.system.limits import MAX_RUNS, MAX_THREADS
 
 
@@ -31,8 +32,9 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         callback=_named,
-        help="A built-in graph (`fmtprop models` lists them), a graph file (.json), an exported program (.pt2) or an "
-        "ONNX model (.onnx).",
+        help="A built-in graph (`fmtprop models` lists them), a graph file (.json), an exported program (.pt2), an "
+        "ONNX model (.onnx), or package.module:factory or file.py:factory, a function that returns a PyTorch module "
+        "(with --input), or (module, inputs).",
         show_default=False,
     ),
 ]
@@ -103,8 +105,8 @@ Train = Annotated[
     typer.Option(
         "--train",
         help="A step of training, forward and backward, instead of a run of inference. MODEL is package.module:factory "
-        "or file.py:factory, a function that returns a module, (module, inputs) or (module, inputs, loss); or the "
-        ".pt2 of a program that was exported in train mode.",
+        "or file.py:factory, which may also return (module, inputs, loss); or the .pt2 of a program that was exported "
+        "in train mode.",
     ),
 ]
 Inputs = Annotated[
@@ -112,8 +114,16 @@ Inputs = Annotated[
     typer.Option(
         "--input",
         metavar="SHAPE",
-        help="With --train: shape of an input, such as 8x3x224x224, for a factory that returns only a module. "
-        "Repeated for several.",
+        help="Shape of an input, such as 8x3x224x224, for a factory that returns only a module. Repeated for several.",
+        show_default=False,
+    ),
+]
+Pins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pin",
+        metavar="NODE.OPERAND=TAG",
+        help="A format that policy optimal must use, such as conv_1.dst=nChw16c. Repeated for several.",
         show_default=False,
     ),
 ]
@@ -141,6 +151,25 @@ def words(values: Sequence[str]) -> list[str]:
     found = [word.strip() for value in values for word in value.split(",") if word.strip()]
     if not found:
         raise typer.BadParameter(f"{','.join(values)!r} has no name in it")
+    return found
+
+
+def pairs_of(option: str, values: Sequence[str] | None) -> dict[str, str]:
+    """Return the values of an option that is a name, ``=`` and a tag.
+
+    Examples
+    --------
+    >>> pairs_of("--pin", ["conv_1.dst=nChw16c"])
+    {'conv_1.dst': 'nChw16c'}
+    """
+    found: dict[str, str] = {}
+    for text in values or ():
+        name, equals, tag = text.partition("=")
+        if not (name and equals and tag):
+            raise FmtpropError(f"{option} {text!r} must be a name, = and a tag")
+        if name in found:
+            raise FmtpropError(f"{option} gives {name!r} twice")
+        found[name] = tag
     return found
 
 

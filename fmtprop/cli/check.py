@@ -11,6 +11,7 @@ import typer
 
 from fmtprop.cli.arguments import (
     Dtype,
+    Inputs,
     Json,
     Model,
     Policy,
@@ -24,6 +25,7 @@ from fmtprop.cli.arguments import (
     words,
 )
 from fmtprop.cli.console import FAILED, USAGE, emit, failing, note, progress, save
+from fmtprop.cli.named import graph_of, inputs_of
 from fmtprop.cli.plan import is_plan
 from fmtprop.system.printable import printable
 
@@ -107,6 +109,7 @@ def check(
     threads: Threads = None,
     repeats: Repeats = 5,
     shape: Shapes = None,
+    inputs: Inputs = None,
     as_json: Json = False,
 ) -> None:
     """Check a model's plan against limits, for automatic tests: one line for each violation, and exit code 1.
@@ -117,7 +120,6 @@ def check(
     with progress() as say:
         from fmtprop.api import Options, compile_graph
         from fmtprop.errors import FmtpropError
-        from fmtprop.frontends import load
         from fmtprop.report.check import Limits
         from fmtprop.report.check import check as check_report
         from fmtprop.report.diff import chosen, read_reports
@@ -134,7 +136,7 @@ def check(
             options = Options(
                 policy=policy, dtype=dtype, tune=tune, target=target, special_values=special_values or "fast"
             )
-            graph = load(model, shapes=shapes_of(shape))
+            graph = graph_of(model, inputs, shape)
         use_threads(threads)
         say("compiling", 0, 2)
         net = compile_graph(graph, options)
@@ -221,6 +223,7 @@ def whatif(
         typer.Option("--pin", metavar="NODE.OPERAND=TAG", help="One more case, with this format; repeat it."),
     ] = None,
     shape: Shapes = None,
+    inputs: Inputs = None,
     tune: Tune = "model",
     repeats: Repeats = 5,
     as_json: Json = False,
@@ -238,8 +241,8 @@ def whatif(
                 batches=words(batch) if batch else [""], threads=words(threads) if threads else [""],
                 isas=words(isa) if isa else [""], libraries=library or [""], pins=pin or [],
             )  # fmt: skip
-            shapes = shapes_of(shape)
-        outcomes = side_by_side(model, found, shapes=shapes, tune=tune, repeats=repeats, progress=say)
+            given = {"model": model, "inputs": inputs_of(inputs), "shapes": shapes_of(shape)}
+        outcomes = side_by_side(given, found, tune=tune, repeats=repeats, progress=say)
     emit(json.dumps([outcome.to_dict() for outcome in outcomes], indent=1) if as_json else table(outcomes))
     if any(outcome.error for outcome in outcomes):
         raise typer.Exit(FAILED)

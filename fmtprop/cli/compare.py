@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from fmtprop.cli.arguments import (
     Inputs,
     Json,
     Model,
+    Pins,
     Policies,
     Repeats,
     ReportFile,
@@ -23,12 +25,12 @@ from fmtprop.cli.arguments import (
     Train,
     Tune,
     Verify,
-    shapes_of,
+    pairs_of,
     words,
 )
 from fmtprop.cli.console import USAGE, emit, failing, finish, progress
+from fmtprop.cli.named import graph_of, module_maker
 from fmtprop.cli.plan import check_no_options, is_plan
-from fmtprop.cli.training import module_maker
 from fmtprop.errors import FmtpropError
 
 if TYPE_CHECKING:
@@ -48,8 +50,9 @@ def run(
     special_values: SpecialValues = None,
     repeats: Repeats = 10,
     shape: Shapes = None,
-    train: Train = False,
     inputs: Inputs = None,
+    pin: Pins = None,
+    train: Train = False,
     report: ReportFile = None,
     as_json: Json = False,
 ) -> None:
@@ -62,7 +65,8 @@ def run(
     """
     options = {"dtype": dtype, "verify": verify, "tune": tune, "target": target, "special_values": special_values}
     policies = words(policy or ["naive,propagate,optimal" if train else "optimal"])
-    comparison = _compare(model, policies, options, threads, repeats, report, train, inputs, shape, policy is not None)
+    given = _Given(model, inputs, shape, train, pin, policy is not None)
+    comparison = _compare(given, policies, options, threads, repeats, report)
     emit(comparison.to_json() if as_json else comparison.summary())
     finish(comparison, report)
 
@@ -82,8 +86,9 @@ def report(
     special_values: SpecialValues = None,
     repeats: Repeats = 10,
     shape: Shapes = None,
-    train: Train = False,
     inputs: Inputs = None,
+    pin: Pins = None,
+    train: Train = False,
     as_json: Json = False,
 ) -> None:
     """Report the cost of each reorder, and compare policies.
@@ -94,68 +99,62 @@ def report(
     """
     options = {"dtype": dtype, "verify": verify, "tune": tune, "target": target, "special_values": special_values}
     policies = words(policy or ["plain,naive,propagate,optimal"])
-    comparison = _compare(model, policies, options, threads, repeats, output, train, inputs, shape, policy is not None)
+    given = _Given(model, inputs, shape, train, pin, policy is not None)
+    comparison = _compare(given, policies, options, threads, repeats, output)
     if output is None or as_json:
         emit(comparison.to_json() if as_json else comparison.to_text())
     finish(comparison, output)
 
 
+@dataclass(frozen=True)
+class _Given:
+    """What a command was given besides the options of a compilation."""
+
+    model: str
+    inputs: Sequence[str] | None
+    shape: Sequence[str] | None
+    train: bool
+    pin: Sequence[str] | None
+    asks_policies: bool
+
+
 def _compare(
-    model: str,
+    asked: _Given,
     policies: Sequence[str],
     given: Mapping[str, Any],
     threads: int | None,
     repeats: int,
     destination: Path | None,
-    train: bool,
-    inputs: Sequence[str] | None,
-    shape: Sequence[str] | None,
-    is_asked: bool,
 ) -> Comparison:
-    if is_plan(model):
-        return _measure_plan(model, given, policies if is_asked else None, threads, repeats, destination, train, shape)
     with progress() as say:
         from fmtprop.api import Options
-        from fmtprop.bench.policies import compare_policies
-        from fmtprop.compiling.options import KEPT
-        from fmtprop.frontends import load
+        from fmtprop.bench.policies import compare_policies, measure_plan
+        from fmtprop.compiling.options import KEPT, OPTIMAL
         from fmtprop.report.files import check_destination
 
         with failing(USAGE):
             if destination is not None:
                 check_destination(destination)
+            if is_plan(asked.model):
+                check_no_options(
+                    asked.model, given, policy=asked.asks_policies, train=asked.train, shape=asked.shape,
+                    input=asked.inputs, pin=asked.pin,
+                )  # fmt: skip
+                return measure_plan(asked.model, threads=threads, repeats=repeats, progress=say)
             twice = sorted({name for name in policies if policies.count(name) > 1})
             if twice:
                 raise FmtpropError(f"policy {twice[0]!r} is given twice")
-            special = given["special_values"] or (KEPT if train else Options.special_values)
-            ways = [Options(policy=name, **{**given, "special_values": special}) for name in policies]
-            shapes = shapes_of(shape)
-            make = module_maker(model, inputs, train, shapes)
-            if make is None:
-                run = partial(compare_policies, load(model, shapes=shapes))
-            else:
+            special = given["special_values"] or (KEPT if asked.train else Options.special_values)
+            pins = pairs_of("--pin", asked.pin)
+            ways = [
+                Options(policy=name, pin=pins if name == OPTIMAL or OPTIMAL not in policies else {},
+                        **{**given, "special_values": special})
+                for name in policies
+            ]  # fmt: skip
+            if asked.train:
                 from fmtprop.bench.training import compare_steps  # imports torch._dynamo: 1.5 s
 
-                run = partial(compare_steps, make)
+                run = partial(compare_steps, module_maker(asked.model, asked.inputs, asked.shape))
+            else:
+                run = partial(compare_policies, graph_of(asked.model, asked.inputs, asked.shape))
         return run(ways, threads=threads, repeats=repeats, progress=say)
-
-
-def _measure_plan(
-    model: str,
-    given: Mapping[str, Any],
-    policies: Sequence[str] | None,
-    threads: int | None,
-    repeats: int,
-    destination: Path | None,
-    train: bool,
-    shape: Sequence[str] | None,
-) -> Comparison:
-    with progress() as say:
-        from fmtprop.bench.policies import measure_plan
-        from fmtprop.report.files import check_destination
-
-        with failing(USAGE):
-            check_no_options(model, given, policies, train, shape)
-            if destination is not None:
-                check_destination(destination)
-            return measure_plan(model, threads=threads, repeats=repeats, progress=say)

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fmtprop.cli.arguments import Dtype, Json, Threads
+from fmtprop.cli.arguments import Dtype, Inputs, Json, Threads
 from fmtprop.cli.console import FAILED, USAGE, emit, failing, progress
+from fmtprop.cli.named import graph_of
 
 
 def doctor(
@@ -23,6 +24,7 @@ def doctor(
     ] = None,
     dtype: Dtype = "f32",
     threads: Threads = None,
+    inputs: Inputs = None,
     as_json: Json = False,
 ) -> None:
     """Show the libraries in use and the missing ones.
@@ -31,7 +33,7 @@ def doctor(
     With --costs, shows the costs of a model over its times on this machine instead.
     """
     if costs is not None:
-        _show_costs(costs, dtype, threads, as_json)
+        _show_costs(costs, inputs, dtype, threads, as_json)
         return
     from fmtprop.dnnl.doctor import diagnose
     from fmtprop.jit import no_tiles, unavailable
@@ -49,16 +51,15 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
-def _show_costs(model: str, dtype: str, threads: int | None, as_json: bool) -> None:
+def _show_costs(model: str, inputs: list[str] | None, dtype: str, threads: int | None, as_json: bool) -> None:
     """Compile a model, run it, and print its costs over its times."""
     with progress():
         from fmtprop.api import Options, compile_graph
-        from fmtprop.frontends import load
         from fmtprop.report.predictions import Predictions
         from fmtprop.runtime.process import use_threads
 
         with failing(USAGE):
-            options, graph = Options(dtype=dtype), load(model)
+            options, graph = Options(dtype=dtype), graph_of(model, inputs, None)
         use_threads(threads)
         found = Predictions.of(compile_graph(graph, options))
     emit(json.dumps(found.to_dict(), indent=1) if as_json else found.to_text())

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from fmtprop.cli.arguments import Dtype, Json, Model, Policy, Shapes, Target, shapes_of
+from fmtprop.cli.arguments import Dtype, Inputs, Json, Model, Policy, Shapes, Target
 from fmtprop.cli.console import USAGE, emit, failing, keep_stdout, progress
+from fmtprop.cli.named import graph_of
 from fmtprop.errors import FmtpropError
 
 #: forms of a printed graph
@@ -26,6 +27,7 @@ def show(
     dtype: Dtype = "f32",
     target: Target = "onednn",
     shape: Shapes = None,
+    inputs: Inputs = None,
     form: Annotated[str, typer.Option("--format", "-f", help="How it is printed: text, dot or json.")] = "text",
     output: Annotated[
         Path | None,
@@ -47,7 +49,7 @@ def show(
     """
     from fmtprop.api import Options
     from fmtprop.compiling.snapshots import STAGES, costs_of, snapshots
-    from fmtprop.frontends import load, save
+    from fmtprop.frontends import save
     from fmtprop.report.files import OURS_SVG, write_text
     from fmtprop.report.graph_dot import graphs_dot
     from fmtprop.report.graph_svg import graph_svg
@@ -60,7 +62,7 @@ def show(
             if value not in known:
                 raise FmtpropError(f"--{option} must be one of {', '.join(known)}; got {value!r}")
         options = Options(policy=policy, dtype=dtype, target=target)
-        graph = load(model, shapes=shapes_of(shape))
+        graph = graph_of(model, inputs, shape)
     shots = snapshots(graph, stage, policy=options.policy, dtype=options.dtype, target=options.target, passes=passes)
     if output is not None and output.suffix.lower() == ".svg":
         write_text(graph_svg(shots[-1].graph, f"{graph.name}, {shots[-1].title}"), output, OURS_SVG)

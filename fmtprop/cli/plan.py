@@ -11,8 +11,10 @@ import typer
 
 from fmtprop.cli.arguments import (
     Dtype,
+    Inputs,
     Json,
     Model,
+    Pins,
     Policy,
     Shapes,
     SpecialValues,
@@ -20,9 +22,10 @@ from fmtprop.cli.arguments import (
     Threads,
     Tune,
     Verify,
-    shapes_of,
+    pairs_of,
 )
 from fmtprop.cli.console import USAGE, emit, failing, note, progress
+from fmtprop.cli.named import graph_of
 from fmtprop.errors import FmtpropError
 
 if TYPE_CHECKING:
@@ -46,12 +49,18 @@ def is_plan(model: str) -> bool:
 PLAN_FILE = b'{"__metadata__":{"format":"fmtprop-plan"'
 
 
-def check_no_options(
-    model: str, given: Mapping[str, Any], policies: object, train: bool, shape: Sequence[str] | None
-) -> None:
-    """Refuse options of a compilation for a plan file, which has its own."""
-    other = [f"--{key.replace('_', '-')}" for key, value in given.items() if value != _DEFAULTS[key]]
-    asked = [*other, *(name for name, on in (("--policy", policies), ("--train", train), ("--shape", shape)) if on)]
+def check_no_options(model: str, given: Mapping[str, Any], **others: object) -> None:
+    """Refuse options of a compilation for a plan file, which has its own.
+
+    Parameters
+    ----------
+    given : mapping
+        Options that have a default, with their values.
+    **others
+        Further options, with whether each is given.
+    """
+    changed = [key for key, value in given.items() if value != _DEFAULTS[key]]
+    asked = [f"--{key.replace('_', '-')}" for key in (*changed, *(key for key, on in others.items() if on))]
     if asked:
         raise FmtpropError(f"{model} is a plan, compiled with its own options: leave out {', '.join(asked)}")
 
@@ -77,15 +86,13 @@ def compile_(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Modelled costs alone: each compilation makes the same plan.")
     ] = False,
-    pin: Annotated[
-        list[str] | None,
-        typer.Option("--pin", metavar="NODE.OPERAND=TAG", help="A required format; repeat it.", show_default=False),
-    ] = None,
+    pin: Pins = None,
     boundary: Annotated[
         list[str] | None,
         typer.Option("--boundary", metavar="NAME=TAG", help="Format of an input or output.", show_default=False),
     ] = None,
     shape: Shapes = None,
+    inputs: Inputs = None,
 ) -> None:
     """Compile a model to a plan file, which any process loads in a moment.
 
@@ -96,16 +103,15 @@ def compile_(
     with progress() as say:
         from fmtprop.api import Options, compile_graph
         from fmtprop.compiling.saving import check_destination
-        from fmtprop.frontends import load
         from fmtprop.runtime.process import use_threads
 
         with failing(USAGE):
             check_destination(output)
-            graph = load(model, shapes=shapes_of(shape), deferred=True)
+            graph = graph_of(model, inputs, shape, deferred=True)
             options = Options(
                 dtype=dtype, policy=policy, target=target, tune=tune, verify=verify, tune_budget=budget,
                 special_values=special_values or "fast", confirm=confirm, winograd=winograd,
-                deterministic=deterministic, pin=_pairs("--pin", pin), boundary=_boundary(graph, boundary),
+                deterministic=deterministic, pin=pairs_of("--pin", pin), boundary=_boundary(graph, boundary),
             )  # fmt: skip
         use_threads(threads)
         say("compiling", 0, 2)
@@ -132,21 +138,13 @@ def show(
     emit(json.dumps(plan_data(found), indent=1) if as_json else plan_text(found))
 
 
-def _pairs(option: str, values: Sequence[str] | None) -> dict[str, MemoryDesc | str]:
-    pairs = [text.partition("=") for text in values or ()]
-    for (name, equals, tag), text in zip(pairs, values or (), strict=True):
-        if not (name and equals and tag):
-            raise FmtpropError(f"{option} {text!r} must be a name, = and a tag")
-    return {name: tag for name, _, tag in pairs}
-
-
 def _boundary(graph: Graph, values: Sequence[str] | None) -> dict[str, MemoryDesc]:
     from fmtprop.layout import MemoryDesc
 
     types = {node.name: node.results[0] for node in graph.input_nodes}
     types |= {node.name: graph.type_of(graph.inputs(node.name)["src"]) for node in graph.output_nodes}
-    pairs = _pairs("--boundary", values)
+    pairs = pairs_of("--boundary", values)
     for name in pairs:
         if name not in types:
             raise FmtpropError(f"--boundary names {name!r}, but the inputs and outputs are {', '.join(types)}")
-    return {name: MemoryDesc(types[name].dims, types[name].dtype, tag=str(tag)) for name, tag in pairs.items()}
+    return {name: MemoryDesc(types[name].dims, types[name].dtype, tag=tag) for name, tag in pairs.items()}

@@ -21,12 +21,11 @@ from fmtprop.cli.arguments import (
     Threads,
     Train,
     Tune,
-    shapes_of,
     words,
 )
 from fmtprop.cli.console import USAGE, emit, failing, finish, progress
+from fmtprop.cli.named import graph_of, module_maker
 from fmtprop.cli.plan import check_no_options, is_plan
-from fmtprop.cli.training import module_maker
 from fmtprop.system.limits import MAX_RUNS
 
 
@@ -54,8 +53,8 @@ def bench(
         int, typer.Option("--rounds", "-n", min=1, max=MAX_RUNS, help="Turns of every runtime, interleaved.")
     ] = 20,
     shape: Shapes = None,
-    train: Train = False,
     inputs: Inputs = None,
+    train: Train = False,
     report: TableFile = None,
     as_json: Json = False,
 ) -> None:
@@ -71,7 +70,6 @@ def bench(
         from fmtprop.bench.contenders import against, race
         from fmtprop.compiling.loading import read_plan
         from fmtprop.compiling.options import KEPT
-        from fmtprop.frontends import load
         from fmtprop.report.files import TABLES, check_destination
 
         with failing(USAGE):
@@ -81,20 +79,19 @@ def bench(
             options = Options(dtype=dtype, policy=policy, target=target, tune=tune, special_values=special)
             if is_plan(model):
                 given = {"dtype": dtype, "tune": tune, "target": target, "special_values": special_values}
-                check_no_options(model, given, policy if policy != "optimal" else None, train, shape)
+                check_no_options(model, given, policy=policy != "optimal", train=train, shape=shape, input=inputs)
                 file = read_plan(model)
                 options = file.options
             contenders = against(words(versus or ["torch"]), options)
-            shapes = shapes_of(shape)
-            make = module_maker(model, inputs, train, shapes)
             if is_plan(model):
                 contenders[0] = replace(contenders[0], plan=model)
                 run = partial(race, file.plans[0].inside())
-            elif make is None:
-                run = partial(race, load(model, shapes=shapes))
+            elif not train:
+                run = partial(race, graph_of(model, inputs, shape))
             else:
                 from fmtprop.bench.training import check_contenders, race_steps  # imports torch._dynamo: 1.5 s
 
+                make = module_maker(model, inputs, shape)
                 check_contenders(contenders)
                 run = partial(race_steps, make, dtype=dtype)
         result = run(contenders, reference=contenders[1].name, threads=threads, rounds=rounds, progress=say)

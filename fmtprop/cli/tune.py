@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from fmtprop.cli.arguments import Dtype, Json, Model, Shapes, Threads, shapes_of
+from fmtprop.cli.arguments import Dtype, Inputs, Json, Model, Shapes, Threads
 from fmtprop.cli.console import USAGE, emit, failing, progress
+from fmtprop.cli.named import graph_of
 from fmtprop.system.printable import printable
 
 
@@ -18,6 +19,7 @@ def tune(
     dtype: Dtype = "f32",
     threads: Threads = None,
     shape: Shapes = None,
+    inputs: Inputs = None,
     budget: Annotated[
         float | None,
         typer.Option("--budget", "-b", min=0.001, help="Seconds after which measuring ends.", show_default="no end"),
@@ -34,7 +36,6 @@ def tune(
     """
     with progress() as say:
         from fmtprop.api import Options, compile_graph
-        from fmtprop.frontends import load
         from fmtprop.runtime.process import use_threads
 
         def measuring(done: int, total: int) -> None:
@@ -44,7 +45,7 @@ def tune(
             options = Options(
                 dtype=dtype, tune="remeasure" if again else "measure", tune_budget=budget, progress=measuring
             )
-            graph = load(model, shapes=shapes_of(shape))
+            graph = graph_of(model, inputs, shape)
         use_threads(threads)
         net = compile_graph(graph, options)
     tuning, certificate = net.tuning, net.certificate

@@ -84,7 +84,7 @@ def test_bench_of_a_step(capsys):
     [
         (["run", "resnet50", "--train"], "error: resnet50 cannot train: a built-in graph is the graph of inference"),
         (["run", "nets.py:net", "--train", "--input", "2x0"], "--input '2x0' is no shape; one is 8x3x224x224"),
-        (["run", "chain", "--input", "2x3"], "--input is for --train"),
+        (["run", "chain", "--input", "2x3"], "chain has inputs of its own shapes: leave out --input"),
         (["bench", "nets.py:net", "--train", "--vs", "onnxruntime"], "error: contender onnxruntime cannot train"),
     ],
 )

@@ -1,6 +1,6 @@
-"""Modules for training by name: a factory in a package or a file, or an exported program.
+"""Modules by name, as the command line takes them: a factory in a package or a file.
 
-Owns the meaning of such a name and the errors of names that cannot train. A factory is the user's own code.
+Owns the meaning of such a name, and the errors of names that cannot train. A factory is the user's own code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -21,25 +21,28 @@ import torch
 from torch import nn
 
 from fmtprop.errors import ImportModelError
-from fmtprop.frontends.files import open_exported
+from fmtprop.frontends.files import load, open_exported
+from fmtprop.frontends.torch_export import from_torch
 from fmtprop.ir.builtin import builtin_names
+from fmtprop.ir.graph import Graph
 from fmtprop.ir.tensors import tensors_in
 
 _FACTORY = re.compile(r"(?P<place>[\w.]+|.+\.py):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
-_KINDS = (
+_FACTORIES = (
     "package.module:factory or file.py:factory, a function without arguments that returns a module (with --input), the "
-    "module and its example inputs, or also a loss; or a .pt2 of a program that torch.export.export made in train mode"
+    "module and its example inputs, or also a loss"
 )
+_TRAINABLE = f"{_FACTORIES}; or a .pt2 of a program that torch.export.export made in train mode"
 
 
 @dataclass(frozen=True)
-class Trainable:
+class Made:
     """A module with the arguments of a call and the loss of its results.
 
     Parameters
     ----------
     module : torch.nn.Module
-        In the mode in which it trains.
+        In the mode in which it was made.
     inputs : tuple
         Arguments of a call.
     loss : callable
@@ -51,7 +54,48 @@ class Trainable:
     loss: Callable[[Any], torch.Tensor]
 
 
-def trainable(model: str, shapes: Sequence[Sequence[int]] = ()) -> Trainable:
+def graph_named(
+    model: str,
+    inputs: Sequence[Sequence[int]] = (),
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    deferred: bool = False,
+) -> Graph:
+    """Return the graph of a model for inference: a factory's module, or what :func:`fmtprop.load` loads.
+
+    Parameters
+    ----------
+    model : str
+        ``package.module:factory`` or ``file.py:factory``; else a path or the name of a built-in graph.
+    inputs : sequence of sequence of int
+        Shapes of inputs, for a factory that returns only a module.
+    shapes, deferred
+        As in :func:`fmtprop.load`.
+
+    Raises
+    ------
+    ImportModelError
+        There is no such model, or it cannot be imported.
+
+    Examples
+    --------
+    >>> graph_named("torch.nn:PReLU", [(2, 3)]).input_nodes[0].results
+    (f32[2,3],)
+    """
+    found = _FACTORY.fullmatch(model)
+    if found is None:
+        if inputs:
+            raise ImportModelError(
+                f"{model} has inputs of its own shapes: leave out --input, which is for {_FACTORIES}"
+            )
+        return load(model, shapes=shapes, deferred=deferred)
+    if shapes:
+        raise ImportModelError(f"--shape is for ONNX models; give {model} its inputs' shapes by --input")
+    made = _made(model, inputs)
+    return from_torch(made.module, made.inputs, name=found["name"])
+
+
+def trainable(model: str, shapes: Sequence[Sequence[int]] = ()) -> Made:
     """Make a module for training; with seeded numbers, so that each call makes the same module.
 
     Parameters
@@ -69,17 +113,23 @@ def trainable(model: str, shapes: Sequence[Sequence[int]] = ()) -> Trainable:
     >>> trainable("torch.nn:PReLU", [(2, 3)]).inputs[0].shape
     torch.Size([2, 3])
     """
+    made = _made(model, shapes)
+    if not any(parameter.requires_grad for parameter in made.module.parameters()):
+        raise ImportModelError(
+            f"{model}: the module {type(made.module).__name__} has no parameter that requires gradients"
+        )
+    return made
+
+
+def _made(model: str, shapes: Sequence[Sequence[int]]) -> Made:
     torch.manual_seed(0)
     if found := _FACTORY.fullmatch(model):
         made = _call(found["place"], found["name"], model)
     elif model.lower().endswith(".pt2"):
         made = _exported(Path(model))
     else:
-        raise ImportModelError(f"{model} cannot train: {_reason(model)}. Give {_KINDS}")
-    module, inputs, loss = _parts(made, model, shapes)
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise ImportModelError(f"{model}: the module {type(module).__name__} has no parameter that requires gradients")
-    return Trainable(module, inputs, loss)
+        raise ImportModelError(f"{model} cannot train: {_reason(model)}. Give {_TRAINABLE}")
+    return Made(*_parts(made, model, shapes))
 
 
 def mean_square(results: Any) -> torch.Tensor:
@@ -107,7 +157,7 @@ def _call(place: str, name: str, model: str) -> Any:
     if isinstance(factory, nn.Module):
         raise ImportModelError(f"{model} is a module: name a function that makes it, since several are needed")
     if not callable(factory):
-        raise ImportModelError(f"{model} is a {type(factory).__name__}, not a function. Give {_KINDS}")
+        raise ImportModelError(f"{model} is a {type(factory).__name__}, not a function. Give {_FACTORIES}")
     empty, variadic = inspect.Parameter.empty, (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = [one.name for one in _parameters(factory) if one.default is empty and one.kind not in variadic]
     if needed:
@@ -167,7 +217,7 @@ def _exported(path: Path) -> tuple[nn.Module, tuple[Any, ...]]:
 def _parts(made: Any, model: str, shapes: Sequence[Sequence[int]]) -> tuple[nn.Module, tuple[Any, ...], Any]:
     module, *rest = made if isinstance(made, tuple) else (made,)
     if not isinstance(module, nn.Module) or len(rest) > 2:
-        raise ImportModelError(f"{model} returns a {type(made).__name__}. Give {_KINDS}")
+        raise ImportModelError(f"{model} returns a {type(made).__name__}. Give {_FACTORIES}")
     loss = rest[1] if len(rest) == 2 else mean_square
     if rest and shapes:
         raise ImportModelError(f"{model} has example inputs of its own: leave out --input")

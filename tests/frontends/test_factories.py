@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fmtprop.errors import ImportModelError
-from fmtprop.frontends.trainable import mean_square, trainable
+from fmtprop.frontends.factories import mean_square, trainable
 
 SOURCE = """
 import torch

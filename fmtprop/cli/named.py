@@ -1,0 +1,69 @@
+"""The model that a command is given: its graph, or with ``--train`` its module."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import typer
+
+from fmtprop.cli.arguments import shapes_of
+
+if TYPE_CHECKING:
+    from fmtprop.frontends.factories import Made
+    from fmtprop.ir.graph import Graph
+
+
+def graph_of(model: str, inputs: Sequence[str] | None, shape: Sequence[str] | None, *, deferred: bool = False) -> Graph:
+    """Return the graph of a command's model.
+
+    Parameters
+    ----------
+    inputs : sequence of str, optional
+        The values of ``--input``: shapes, as ``8x3x224x224``.
+    shape : sequence of str, optional
+        The values of ``--shape``.
+
+    Raises
+    ------
+    ImportModelError
+        There is no such model, or it cannot be imported.
+    """
+    sizes, shapes = inputs_of(inputs), shapes_of(shape)
+    from fmtprop.frontends.factories import graph_named
+
+    return graph_named(model, sizes, shapes=shapes, deferred=deferred)
+
+
+def module_maker(model: str, inputs: Sequence[str] | None, shape: Sequence[str] | None) -> Callable[[], Made]:
+    """Return a function that makes the module for ``--train``, after one trial.
+
+    Raises
+    ------
+    ImportModelError
+        The model cannot train.
+    """
+    if shape:
+        raise typer.BadParameter("--shape is for ONNX models, which have no --train; --input has the shapes")
+    sizes = inputs_of(inputs)
+    from fmtprop.frontends.factories import trainable
+
+    make = partial(trainable, model, sizes)
+    make()
+    return make
+
+
+def inputs_of(texts: Sequence[str] | None) -> list[tuple[int, ...]]:
+    """Return the shapes of ``--input``.
+
+    Examples
+    --------
+    >>> inputs_of(["8x3x224x224"])
+    [(8, 3, 224, 224)]
+    """
+    for text in texts or ():
+        if not re.fullmatch(r"[1-9]\d{0,8}(x[1-9]\d{0,8})*", text):
+            raise typer.BadParameter(f"--input {text!r} is no shape; one is 8x3x224x224")
+    return [tuple(map(int, text.split("x"))) for text in texts or ()]
