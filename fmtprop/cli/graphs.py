@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from fmtprop.cli.arguments import Dtype, Inputs, Json, Model, Policy, Shapes, Target
-from fmtprop.cli.console import USAGE, emit, failing, keep_stdout, progress
+from fmtprop.cli.console import USAGE, emit, failing, keep_stdout
 from fmtprop.cli.named import graph_of
 from fmtprop.errors import FmtpropError
+from fmtprop.system.printable import aligned
 
 #: forms of a printed graph
 _FORMS = ("text", "dot", "json")
@@ -86,13 +87,19 @@ def show(
 
 def models(as_json: Json = False) -> None:
     """List the built-in graphs: inputs, parameters, ops."""
-    with progress() as say:
-        from fmtprop.frontends import load
-        from fmtprop.ir.builtin import builtin_names
-        from fmtprop.report.graph_text import catalogue_data, catalogue_text
+    from fmtprop.ir.builtin import catalogue
 
-        names, graphs = builtin_names(), []
-        for done, name in enumerate(names):
-            say(f"reading {name}", done, len(names))
-            graphs.append(load(name))
-    emit(json.dumps(catalogue_data(graphs), indent=1) if as_json else catalogue_text(graphs))
+    rows = catalogue()
+    if as_json:
+        emit(json.dumps(rows, indent=1))
+        return
+    words = [
+        (
+            row["name"],
+            " ".join(row["inputs"].values()),
+            f"{row['parameters'] / 1e6:.2f} M",
+            ", ".join(f"{count} {op}" for op, count in row["ops"].items()),
+        )
+        for row in rows
+    ]
+    emit("\n".join(aligned([("name", "inputs", "parameters", "ops"), *words])))

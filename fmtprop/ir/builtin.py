@@ -6,7 +6,11 @@ They are in the checkout's top-level ``graphs`` folder or, in an installed packa
 from __future__ import annotations
 
 import difflib
+import json
+from collections import Counter
+from math import prod
 from pathlib import Path
+from typing import Any
 
 from fmtprop.errors import GraphError
 
@@ -45,3 +49,37 @@ def builtin_path(name: str) -> Path:
     close = difflib.get_close_matches(name, names)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names) or 'none'}"
     raise GraphError(f"no built-in graph is named {name!r}; {hint}")
+
+
+def catalogue() -> list[dict[str, Any]]:
+    """Return what is in each built-in graph, read from its document alone: neither graphs nor PyTorch are needed.
+
+    Returns
+    -------
+    list of dict
+        ``name``, ``inputs`` (type by name), ``parameters`` (their number) and ``ops`` (number of nodes by op, the most
+        frequent first).
+
+    Examples
+    --------
+    >>> next(row for row in catalogue() if row["name"] == "chain")["inputs"]
+    {'input': 'f32[1,3,32,32]'}
+    """
+    documents = (json.loads(builtin_path(name).read_text(encoding="utf-8")) for name in builtin_names())
+    return [_entry(document) for document in documents]
+
+
+def _entry(document: dict[str, Any]) -> dict[str, Any]:
+    nodes = document["nodes"]
+    inputs = {row["name"]: row["results"][0] for row in nodes if row["op"] == "input"}
+    ops = Counter(
+        row["attrs"]["alg"] if row["op"] == "eltwise" else row["op"]
+        for row in nodes
+        if row["op"] not in ("input", "output", "constant")
+    )
+    return {
+        "name": document["name"],
+        "inputs": {name: f"{one['dtype']}[{','.join(map(str, one['dims']))}]" for name, one in inputs.items()},
+        "parameters": sum(prod(row["results"][0]["dims"]) for row in nodes if row["op"] == "constant"),
+        "ops": dict(ops.most_common()),
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fmtprop.ir.file import spell_floats
@@ -12,7 +12,7 @@ from fmtprop.ir.networkx_form import plain_node
 from fmtprop.ir.node import Node
 from fmtprop.passes.assignment.formats import describe
 from fmtprop.report.model import op_with_tail
-from fmtprop.system.printable import printable
+from fmtprop.system.printable import aligned, printable
 
 
 def graph_text(graph: Graph, title: str = "") -> str:
@@ -32,7 +32,7 @@ def graph_text(graph: Graph, title: str = "") -> str:
     """
     heading = printable(f"{graph.name}{', ' if title else ''}{title}: {len(graph)} nodes")
     counts = ", ".join(f"{count} {op}" for op, count in op_counts(graph).most_common())
-    return "\n".join([f"{heading}; {counts}" if counts else heading, *_aligned([_row(graph, n) for n in graph])])
+    return "\n".join([f"{heading}; {counts}" if counts else heading, *aligned([_row(graph, n) for n in graph])])
 
 
 def graphs_text(graphs: Iterable[tuple[str, Graph]]) -> str:
@@ -55,19 +55,6 @@ def _row(graph: Graph, node: Node) -> tuple[str, ...]:
     formats = ", ".join(map(describe, node.descs))
     impl = "" if node.is_boundary else node.choice.impl
     return (*row, formats, impl, node.choice.reason)
-
-
-def _aligned(rows: Sequence[tuple[str, ...]], gap: str = "  ") -> list[str]:
-    """Pad all columns but the last to the width of their longest cell."""
-    rows = [tuple(map(printable, row)) for row in rows]
-    widths = [max(map(len, column)) for column in _columns(rows)]
-    lines = (gap.join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) for row in rows)
-    return [line.rstrip() for line in lines]
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> Iterable[list[str]]:
-    length = max(map(len, rows), default=0)
-    return ([row[i] for row in rows if i < len(row)] for i in range(length))
 
 
 def op_counts(graph: Graph) -> Counter[str]:
@@ -109,31 +96,3 @@ def _node_data(graph: Graph, node: Node, costs: Mapping[str, float]) -> dict[str
 
 
 # ---------------------------------------------------------------- many graphs
-
-
-def catalogue_data(graphs: Iterable[Graph]) -> list[dict[str, Any]]:
-    """Return name, inputs, number of parameters and ops of each graph as JSON-ready data."""
-    return [
-        {
-            "name": graph.name,
-            "inputs": {node.name: repr(node.results[0]) for node in graph.input_nodes},
-            "parameters": sum(node.results[0].size for node in graph if node.op == "constant"),
-            "ops": dict(op_counts(graph).most_common()),
-        }
-        for graph in graphs
-    ]
-
-
-def catalogue_text(graphs: Iterable[Graph]) -> str:
-    """Return one line for each graph: name, inputs, parameters, ops."""
-    head = ("name", "inputs", "parameters", "ops")
-    rows = [
-        (
-            row["name"],
-            " ".join(row["inputs"].values()),
-            f"{row['parameters'] / 1e6:.2f} M",
-            ", ".join(f"{count} {op}" for op, count in row["ops"].items()),
-        )
-        for row in catalogue_data(graphs)
-    ]
-    return "\n".join(_aligned([head, *rows]))

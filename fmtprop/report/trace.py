@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from fmtprop.report.model import Report
 
 _PROCESS = "fmtprop"
+#: rows of the picture: each step is in one of them
+_STEPS, _REORDERS = 0, 1
 
 
 def trace(report: Report, profile: str | PathLike[str] | None = None) -> str:
@@ -19,18 +21,33 @@ def trace(report: Report, profile: str | PathLike[str] | None = None) -> str:
     reorders = {row.name: row for row in report.reorders}
     events = [
         named("process_name", _PROCESS, 0, f"fmtprop: {report.model}, policy {report.policy}"),
-        named("thread_name", _PROCESS, 0, "steps"),
-        named("thread_name", _PROCESS, 1, "reorders"),
+        named("thread_name", _PROCESS, _STEPS, "steps"),
+        named("thread_name", _PROCESS, _REORDERS, "reorders"),
     ]
     # a time since 1970 has no digits below a fraction of a microsecond, and a step may not overlap the next one
     following = [*(start for start, _ in report.timeline[1:]), inf]
     for row, (start, took), end in zip(report.steps, report.timeline, following, strict=True):
         seconds = min(took, end - start)
-        arguments = {"implementation": row.impl, "formats": row.formats, "reason": row.reason, "module": row.origin}
-        events.append(span(start, seconds, pid=_PROCESS, tid=0, cat=row.op, name=row.name, args=arguments))
+        arguments: dict[str, object] = {
+            "implementation": row.impl,
+            "formats": row.formats,
+            "reason": row.reason,
+            "module": row.origin,
+        }
         reorder = reorders.get(row.name)
         if reorder is not None:
-            facts = {**arguments, "bytes": reorder.nbytes, "kind": reorder.kind, "cause": reorder.cause}
-            facts["producer"] = reorder.producer
-            events.append(span(start, seconds, pid=_PROCESS, tid=1, cat="reorder", name=row.name, args=facts))
+            arguments |= {"bytes": reorder.nbytes, "kind": reorder.kind, "cause": reorder.cause}
+            arguments["producer"] = reorder.producer
+        thread = _STEPS if reorder is None else _REORDERS
+        events.append(
+            span(
+                start,
+                seconds,
+                pid=_PROCESS,
+                tid=thread,
+                cat="reorder" if reorder else row.op,
+                name=row.name,
+                args=arguments,
+            )
+        )
     return document(events, profile)

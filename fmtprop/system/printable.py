@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
+
 
 def printable(text: str) -> str:
     r"""Return text in which every invisible character is written as its escape.
@@ -54,3 +57,17 @@ def shortened(text: str, most: int) -> str:
         return text
     end = most // 4
     return f"{text[: most - end - 3]}...{text[-end:]}"
+
+
+def aligned(rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:
+    """Return the lines of a table: all columns but the last have the width of their longest cell.
+
+    Examples
+    --------
+    >>> aligned([("a", "1"), ("long", "2")])
+    ['a     1', 'long  2']
+    """
+    shown = [tuple(map(printable, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip_longest(*shown, fillvalue="")]
+    lines = (gap.join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) for row in shown)
+    return [line.rstrip() for line in lines]

@@ -11,8 +11,6 @@ from fmtprop.passes.target import Setting
 from fmtprop.report.graph_dot import graph_dot, graphs_dot
 from fmtprop.report.graph_svg import graph_svg
 from fmtprop.report.graph_text import (
-    catalogue_data,
-    catalogue_text,
     graph_data,
     graph_text,
     graphs_text,
@@ -98,17 +96,6 @@ def test_json_of_a_formatted_graph():
     json.dumps(relu)
 
 
-def test_catalogue():
-    assert catalogue_data([tiny()]) == [
-        {"name": "tiny", "inputs": {"x": "f32[1,8]"}, "parameters": 8, "ops": {"clip": 1}}
-    ]
-    assert catalogue_text([tiny("a"), tiny("longer")]).splitlines() == [
-        "name    inputs    parameters  ops",
-        "a       f32[1,8]  0.00 M      1 clip",
-        "longer  f32[1,8]  0.00 M      1 clip",
-    ]
-
-
 def test_dot():
     lines = graph_dot(tiny(), constants=True).splitlines()
     assert lines[0] == 'digraph "tiny" {' and lines[-1] == "}"
@@ -148,7 +135,6 @@ def test_what_a_terminal_would_obey_is_escaped():
         "x\\x1b[31m\\ny  input                 f32[1,8]",
         "output_1      output  x\\x1b[31m\\ny",
     ]
-    assert catalogue_text([graph]).splitlines()[1].startswith("net\\x1b[2J  f32[1,8]")
     assert graph_dot(graph).splitlines()[:3] == [
         'digraph "net\\\\x1b[2J" {',
         '  label="net\\\\x1b[2J"; labelloc=t; node [shape=box];',
