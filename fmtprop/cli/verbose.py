@@ -24,6 +24,13 @@ from fmtprop.verbose.source import PIECE_CHARACTERS, pieces
 _SWITCHES = ("ONEDNN_VERBOSE", "DNNL_VERBOSE", "MKLDNN_VERBOSE")
 #: their values without executions in the log
 _OFF = ("", "0", "none", "error", "warn", "check")
+#: what may be done if a program, or a log, has no execution
+_NONE_RAN = (
+    "oneDNN executed nothing in this program, or not in a way that its log shows: other libraries may compute (ONNX "
+    "Runtime and numpy do without oneDNN), PyTorch runs some operators and data types by itself, and some programs "
+    "contain a oneDNN without log"
+)
+_NONE_LOGGED = "there is no execution in this log; set ONEDNN_VERBOSE=1 in the environment of the program"
 
 
 class LogCommand(TyperCommand):
@@ -51,16 +58,16 @@ def verbose(
     verbose log.txt; ONEDNN_VERBOSE=1 python script.py | fmtprop verbose -; fmtprop verbose -- python script.py. Exits
     with 1 if the log has no execution.
     """
-    ledger, code = Ledger(), 0
+    ledger, code, runs = Ledger(), 0, context.obj or len(words) > 1
     with failing(USAGE):
-        if context.obj or len(words) > 1:
+        if runs:
             code = run_program(words, ledger, _logging(os.environ))
         else:
             with closing(pieces(words[0])) as found:
                 ledger.read(found)
     emit(json.dumps(ledger.to_dict(), indent=1) if as_json else ledger.to_text())
     if not ledger.primitives.count:
-        note("there is no execution in this log; set ONEDNN_VERBOSE=1 in the environment of the program")
+        note(_NONE_RAN if runs else _NONE_LOGGED)
     if code or not ledger.primitives.count:
         raise typer.Exit(code or FAILED)
 

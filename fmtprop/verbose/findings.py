@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from fmtprop.verbose.parse import LAST, PLAIN, Execution
@@ -16,16 +17,21 @@ _LOOP = re.compile(r"(?:^|[:_])ref(?::|_int8|$)")
 _ADVICE = {
     "reference implementation": "another format, data type or size has a fast kernel; a newer oneDNN may have one",
     "reference reorder": "nobody has a fast way between these two formats: take another format on one side",
-    "weights packed again": "pack them once, and keep the result, as torch.compile with freezing, "
-    "torch.utils.mkldnn.to_mkldnn or fmtprop.compile do",
+    "weights packed again": "pack them once, and keep the result",
     "reorder that is undone": "let the primitive between the two take the first format",
     "reorders in a row": "one reorder from the first format to the last one would do",
     "reorder that changes nothing": "a copy of a strided, unaligned or temporary tensor: create it dense, once",
-    "activations in row-major": "channels_last would remove {these}: "
-    "model.to(memory_format=torch.channels_last), and the input likewise",
-    "activations leave their blocks": "channels_last may remove {these}, and so may anything that keeps "
-    "blocks between layers: mkldnn tensors, torch.compile with freezing, fmtprop.compile",
+    "activations in row-major": "keep activations channels-last, from the model's input on",
+    "activations leave their blocks": "keep activations in one format between layers: blocked, or channels-last",
 }
+#: the same in PyTorch's words
+_IN_PYTORCH = {
+    "weights packed again": "torch.compile with freezing, torch.utils.mkldnn.to_mkldnn or fmtprop.compile",
+    "activations in row-major": "model.to(memory_format=torch.channels_last), and the input likewise",
+    "activations leave their blocks": "channels_last, mkldnn tensors, torch.compile with freezing or fmtprop.compile",
+}
+#: the beginning of a problem that tells the batch, or the rows of a product: runs of one size have one
+_BATCH = re.compile(r"mb\d+|[\dx]+(?=x\d+:)")
 
 
 @dataclass
@@ -108,8 +114,13 @@ class Tally:
         total.add(Total(1, milliseconds / 1e3, self.nbytes))
 
 
-def findings(tallies: Iterable[Tally]) -> list[dict[str, Any]]:
+def findings(tallies: Iterable[Tally], *, in_pytorch: bool = True) -> list[dict[str, Any]]:
     """Return the avoidable executions, the costliest first.
+
+    Parameters
+    ----------
+    in_pytorch : bool
+        Whether the log can be PyTorch's, so that its own remedies are part of the advice.
 
     Returns
     -------
@@ -122,16 +133,16 @@ def findings(tallies: Iterable[Tally]) -> list[dict[str, Any]]:
     reasons: dict[tuple[str, str], dict[str, None]] = {}
     # a step of training changes the weights: they are packed again for a reason
     trains = any(tally.execution.prop.startswith("backward") for tally in tallies)
-    reads = None if trains else _weights_reads(tallies)
+    layers = None if trains else _layers(tallies)
     for tally in tallies:
-        for kind, name, total in _of(tally, reads):
+        for kind, name, total in _of(tally, layers):
             found.setdefault((kind, name), Total()).add(total)
             if kind.startswith("reference"):
                 reasons.setdefault((kind, name), {}).update(dict.fromkeys(tally.refusals))
     rows = [
         {
             "kind": kind, "name": name, "count": s.count, "seconds": s.seconds, "bytes": s.nbytes,
-            "advice": _ADVICE[kind].format(these=f"these {s.count}" if s.count > 1 else "it"),
+            "advice": _advice(kind, in_pytorch),
             "reasons": list(reasons.get((kind, name), ())),
         }
         for (kind, name), s in found.items()
@@ -139,7 +150,12 @@ def findings(tallies: Iterable[Tally]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -float(row["seconds"]))
 
 
-def _of(tally: Tally, reads: Counter[tuple[str, str]] | None) -> Iterable[tuple[str, str, Total]]:
+def _advice(kind: str, in_pytorch: bool) -> str:
+    own = _IN_PYTORCH.get(kind) if in_pytorch else None
+    return _ADVICE[kind] + (f"; in PyTorch: {own}" if own else "")
+
+
+def _of(tally: Tally, layers: Mapping[tuple[str, str], float] | None) -> Iterable[tuple[str, str, Total]]:
     one = tally.execution
     # a fused depthwise pair runs kernels, a recurrent layer runs products
     if _LOOP.search(one.impl) and not one.impl.startswith("ref_fused") and one.kind != "rnn":
@@ -149,8 +165,8 @@ def _of(tally: Tally, reads: Counter[tuple[str, str]] | None) -> Iterable[tuple[
         return
     src, dst = one.operands[:2]
     if one.packs:
-        # equal layers are packed once each, and then kernels read their weights more often than that
-        if reads is not None and 1 < tally.count >= reads[dst.tag, one.problem]:
+        # equal layers are packed once each
+        if layers is not None and tally.count > max(1.0, layers.get((dst.tag, one.problem), inf)):
             yield "weights packed again", tally.name, tally.sum
     elif src[1:] == dst[1:]:
         yield "reorder that changes nothing", tally.name, tally.sum
@@ -170,11 +186,26 @@ def _activation(one: Execution) -> str:
     return "activations in row-major" if tags & PLAIN and tags & LAST else "activations leave their blocks"
 
 
-def _weights_reads(tallies: Iterable[Tally]) -> Counter[tuple[str, str]]:
-    """Return the number of reads of weights by format and size."""
-    reads: Counter[tuple[str, str]] = Counter()
+def _layers(tallies: Iterable[Tally]) -> dict[tuple[str, str], float]:
+    """Return the number of layers that have weights of a format and size.
+
+    A layer reads its weights once in each run. A log does not tell how many runs there were; but among the layers that
+    run at one batch, hardly a network has none that is unlike all others, and such a one is executed once in each run.
+    So the least number of executions is the number of runs. If a part of the network ran alone, it is too small: then
+    there seem to be more layers, and a finding is missed, but none is made up.
+    """
+    reads: dict[str, Counter[tuple[str, str]]] = {}
+    runs: dict[str, int] = {}
     for tally in tallies:
-        for operand in tally.execution.operands:
-            if operand.role == "wei" and not tally.is_reorder:
-                reads[operand.tag, tally.execution.weights_sizes] += tally.count
-    return reads
+        sizes = tally.execution.weights_sizes
+        formats = [one.tag for one in tally.execution.operands if one.role == "wei" and not tally.is_reorder]
+        found = _BATCH.match(tally.execution.problem)
+        batch = found.group() if found is not None else ""
+        for tag in formats:
+            reads.setdefault(batch, Counter())[tag, sizes] += tally.count
+            runs[batch] = min(runs.get(batch, tally.count), tally.count)
+    layers: dict[tuple[str, str], float] = {}
+    for batch, counts in reads.items():
+        for weights, count in counts.items():
+            layers[weights] = max(layers.get(weights, 0.0), count / runs[batch])
+    return layers

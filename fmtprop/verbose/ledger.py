@@ -6,7 +6,7 @@ Holds sums of distinct executions, never the lines: a log may have gigabytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fmtprop.system.printable import printable, shortened
@@ -16,7 +16,7 @@ from fmtprop.verbose.parse import LONGEST_MILLISECONDS, Execution, executions, p
 #: most distinct executions, and most characters of them; further ones are added up by kind and implementation
 _ENTRIES, _CHARACTERS = 20_000, 1 << 25
 _REST = "(others)"
-_SHOWN, _SHOWN_REASONS = 20, 3
+_SHOWN, _SHOWN_CASES, _SHOWN_REASONS = 20, 5, 3
 
 _VERSION = re.compile(r"_verbose,(?:v\d+,)?info,(?:oneDNN|DNNL|Intel\(R\) MKL-DNN|Intel MKL-DNN) v?([\w.]+)")
 _INFO = re.compile(r"_verbose,(?:v\d+,)?info,cpu,(isa|runtime):([^\r\n]{1,200})")
@@ -164,7 +164,8 @@ class Ledger:
 
     def findings(self) -> list[dict[str, Any]]:
         """Return the avoidable executions, the costliest first."""
-        return findings(self._all())
+        runtimes = self._library.get("runtime", {"OpenMP": None})
+        return findings(self._all(), in_pytorch=any(one.startswith("OpenMP") for one in runtimes))
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data for JSON; seconds and bytes."""
@@ -217,7 +218,8 @@ class Ledger:
             lines += [_line(row) for row in data[title][:_SHOWN]]
         if data["findings"]:
             lines += ["", "findings"]
-            lines += [f"{_line(row)}: {row['kind']}; {row['advice']}{_why(row)}" for row in data["findings"][:_SHOWN]]
+            for kind in dict.fromkeys(row["kind"] for row in data["findings"]):
+                lines += _finding([row for row in data["findings"] if row["kind"] == kind])
         return "\n".join(lines)
 
 
@@ -244,10 +246,21 @@ def _rows(table: dict[str, Total]) -> list[dict[str, Any]]:
     ]
 
 
+def _finding(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for a kind of finding with its advice, and one for each of its costliest cases."""
+    first = rows[0]
+    whole = {"name": first["kind"], **{key: sum(row[key] for row in rows) for key in ("count", "seconds")}}
+    yield f"{_line(whole)}: {first['advice']}"
+    yield from (f"{_line(row, indent=4)}{_why(row)}" for row in rows[:_SHOWN_CASES])
+    if len(rows) > _SHOWN_CASES:
+        yield f"{'':29}{len(rows) - _SHOWN_CASES} more"
+
+
 def _why(row: dict[str, Any]) -> str:
     reasons = row["reasons"][:_SHOWN_REASONS]
     return f" (refused before: {printable('; '.join(reasons))})" if reasons else ""
 
 
-def _line(row: dict[str, Any]) -> str:
-    return f"{row['seconds'] * 1e3:12.3f} ms {row['count']:8d}  {printable(shortened(row['name'], 100))}"
+def _line(row: Mapping[str, Any], indent: int = 0) -> str:
+    name = printable(shortened(row["name"], 100))
+    return f"{'':{indent}}{row['seconds'] * 1e3:12.3f} ms {row['count']:8d}  {name}"

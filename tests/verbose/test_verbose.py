@@ -88,9 +88,9 @@ def test_cut_and_mixed_lines_raise_nothing(text, cut, other, place):
 
 
 def test_findings():
-    pack = line("abcd", "Acdb16a")
+    pack, read = line("abcd", "Acdb16a", "64x32"), read_of("Acdb16a")
     chain = [line("abcd", "acdb"), line("acdb", "acdb", kind="pooling"), line("acdb", "abcd")]
-    found = ledger_of(pack, pack, *chain, line("ab", "ab", kind="eltwise", impl="ref:any")).findings()
+    found = ledger_of(pack, read, pack, read, *chain, line("ab", "ab", kind="eltwise", impl="ref:any")).findings()
     assert {(row["kind"], row["count"]) for row in found} == {
         ("weights packed again", 2),
         ("reorder that is undone", 1),
@@ -156,10 +156,7 @@ def test_the_library_and_what_was_created_are_told():
         "reference implementation", "activations leave their blocks", "weights packed again",
     }  # fmt: skip
     advice = next(row["advice"] for row in data["findings"] if row["kind"].startswith("activations"))
-    assert "channels_last may remove these 2" in advice
-    blocked = "src_f32::blocked:abcd:f0 dst_f32::blocked:aBcd8b:f0"
-    one = ledger_of(f"onednn_verbose,exec,cpu,reorder,jit:uni,undef,{blocked},,,1x64x56x56,0.25").findings()
-    assert [row["advice"].partition(",")[0] for row in one] == ["channels_last may remove it"]
+    assert "in PyTorch: channels_last, mkldnn tensors" in advice
 
 
 def test_a_log_of_everything_counts_executions_alone():
@@ -210,14 +207,42 @@ def test_sizes_of_weights(kind, problem, sizes):
     assert parse_line(line("a", "b", problem, kind)).weights_sizes == sizes
 
 
-def test_equal_layers_that_pack_once_are_none_that_pack_again():
-    pack = line("ab", "BA16a16b4a", "64x32")
-    read = (
+def read_of(tag, rows=8, columns=32):
+    return (
         "onednn_verbose,v1,primitive,exec,cpu,matmul,brg:avx2,undef,src:f32::blocked:ab::f0 "
-        "wei:f32:a:blocked:BA16a16b4a::f0 dst:f32::blocked:ab::f0,,,8x64:64x32:8x32,1"
+        f"wei:f32:a:blocked:{tag}::f0 dst:f32::blocked:ab::f0,,,{rows}x64:64x{columns}:{rows}x{columns},1"
     )
-    assert ledger_of(pack, pack, *[read] * 6).findings() == [], "two layers, three runs"
-    assert [row["kind"] for row in ledger_of(*[pack, read] * 3).findings()] == ["weights packed again"]
+
+
+def kinds(*lines):
+    return [row["kind"] for row in ledger_of(*lines).findings()]
+
+
+def test_equal_layers_that_pack_once_are_none_that_pack_again():
+    pack, read = line("ab", "BA16a16b4a", "64x32"), read_of("BA16a16b4a")
+    head = [line("ab", "BA16a16b4a", "64x10"), read_of("BA16a16b4a", columns=10)]
+    assert kinds(pack, pack, *[read] * 6, *[head[1]] * 3) == [], "two layers, three runs"
+    assert kinds(*[pack, read] * 3, *head) == [], "three layers, one run, each packed before it is read"
+    assert kinds(*([pack, read] * 3 + head) * 2) == ["weights packed again"] * 2, "two runs"
+    assert kinds(*[pack, read] * 3) == ["weights packed again"], "one layer, three runs"
+    first = [pack, read_of("BA16a16b4a", rows=1), head[0], read_of("BA16a16b4a", 1, 10)]
+    assert kinds(*first, *([pack, read, *head]) * 3) == ["weights packed again"] * 2, "a first run of another batch"
+    assert kinds(pack, pack) == [], "nothing tells how many layers there are"
+
+
+@pytest.mark.parametrize("runtime", ["OpenMP,nthr:1", "TBB,nthr:2", "threadpool,nthr:1"])
+def test_advice_is_that_of_the_runtime(runtime):
+    ledger = ledger_of(f"onednn_verbose,v1,info,cpu,runtime:{runtime}", line("abcd", "acdb"))
+    (row,) = ledger.findings()
+    assert row["advice"].startswith("keep activations channels-last")
+    assert ("PyTorch" in row["advice"]) == runtime.startswith("OpenMP")
+
+
+def test_a_finding_has_one_line_and_its_costliest_cases():
+    text = ledger_of(*[line("abcd", "acdb", f"1x{size}x8x8") for size in range(3, 20)]).to_text()
+    text += ledger_of(*[line("abcd", "abcd", f"1x{size}x8x8") for size in range(3, 20)]).to_text()
+    assert text.count("keep activations channels-last") == 1
+    assert text.count("create it dense, once") == 1 and "12 more" in text
 
 
 def test_rows_copies_and_slow_reorders():
