@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import logging
 import os
 import sys
@@ -10,6 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# Modules that cannot be imported without their extra.
+collect_ignore = [] if importlib.util.find_spec("ray") else ["fmtprop/ray/serve.py"]
 
 # Collecting tests makes a million objects that live as long as the process. Python's collector would look through them
 # again and again: a quarter of the time of collecting tests, and a fifth of that of some tests.

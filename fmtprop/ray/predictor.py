@@ -1,23 +1,20 @@
-"""A callable class for ``Dataset.map_batches``: columns in, columns out, in batches of the plan's size.
+"""A callable class for ``Dataset.map_batches``: columns in, columns out.
 
-Owns the way between columns and the tensors of a plan, and the threads of an actor. Ray itself is not needed to use it.
+Owns the way between columns and tensors. Ray itself is not needed to use it.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from os import PathLike
 from typing import Any
 
 import numpy as np
 import torch
 
-from fmtprop.compiling.compiled import CompiledModel
-from fmtprop.compiling.loading import load_plan
 from fmtprop.errors import InputError
-from fmtprop.ir.tensors import torch_dtype
-from fmtprop.system.limits import MAX_THREADS
+from fmtprop.ray.threads import set_threads
+from fmtprop.serving.engine import Source, Spec
+from fmtprop.serving.rows import Rows
 
 #: columns of a batch, as Ray gives them with ``batch_format="numpy"``
 Batch = Mapping[str, np.ndarray[Any, Any]]
@@ -28,9 +25,9 @@ class Predictor:
 
     Parameters
     ----------
-    plan : str, path, bytes or CompiledModel
-        A plan file, its bytes, or a compiled model, which Ray carries as the bytes of its plan file. Actors of one
-        machine that get the path share the memory of the weights.
+    plan : str, path, bytes, CompiledModel, or a sequence of these
+        A plan file, its bytes, or a compiled model, which Ray carries as the bytes of its plan file; a folder or a list
+        of plans for several batch sizes. Actors of one machine that get a path share the memory of the weights.
     outputs : sequence of str, optional
         Columns of the results. Default: the names of the plan's outputs.
     threads : int, optional
@@ -43,13 +40,13 @@ class Predictor:
     PlanError
         The plan cannot be loaded.
     InputError
-        The model's inputs or results do not begin with one batch axis, or a parameter does not fit.
+        The model's inputs or results do not begin with one batch axis, its rows depend on each other, or a parameter
+        does not fit.
 
     Notes
     -----
     Columns that are named as the model's inputs are its arguments, with the batch axis first; all columns pass through,
-    and the results are added. A batch may have any number of rows: it runs in parts of the plan's batch size, the last
-    one filled up with zeros, so the model must treat each row alone, as every model in evaluation mode does.
+    and the results are added. A batch may have any number of rows (:class:`fmtprop.serving.Rows`).
 
     Examples
     --------
@@ -60,31 +57,19 @@ class Predictor:
     ((3, 4), [0, 1, 2])
     """
 
-    def __init__(
-        self,
-        plan: str | PathLike[str] | bytes | CompiledModel,
-        *,
-        outputs: Sequence[str] | None = None,
-        threads: int | None = None,
-    ) -> None:
-        count = _assigned() if threads is None else threads
-        if count is not None:
-            if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= MAX_THREADS:
-                raise InputError(f"threads must be a whole number from 1 to {MAX_THREADS}, got {threads!r}")
-            torch.set_num_threads(count)
-        self.net = plan if isinstance(plan, CompiledModel) else load_plan(plan)
-        self._inputs = [(name, desc) for name, desc, _ in self.net.plan.inputs]
-        results = [(name, access.desc) for name, access in self.net.plan.outputs]
-        rows = {desc.dims[:1] for _, desc in (*self._inputs, *results)}
-        if len(rows) != 1 or () in rows or not self._inputs:
+    def __init__(self, plan: Source, *, outputs: Sequence[str] | None = None, threads: int | None = None) -> None:
+        set_threads(threads)
+        self.rows = Rows(plan)
+        if not self.rows.batched:
+            sizes = ", ".join(f"{spec.name} {list(spec.dims)}" for spec in (*self.rows.inputs, *self.rows.outputs))
             raise InputError(
-                f"model {self.net.plan.name}: its inputs and results begin with {sorted(rows)}: each must begin with "
-                "the same batch axis"
+                f"model {self.rows.name} has {sizes}: for a data set, each must begin with the same batch axis, and "
+                "the results of a row must depend on that row alone"
             )
-        ((self.rows,),) = rows
-        self.outputs = tuple(outputs) if outputs is not None else tuple(name for name, _ in results)
-        if len(self.outputs) != len(results):
-            raise InputError(f"model {self.net.plan.name} has {len(results)} results, got outputs={self.outputs}")
+        names = tuple(spec.name for spec in self.rows.outputs)
+        self.outputs = names if outputs is None else tuple(outputs)
+        if len(self.outputs) != len(names) or len(set(self.outputs)) != len(names):
+            raise InputError(f"model {self.rows.name} has {len(names)} results, got outputs={self.outputs}")
 
     def __call__(self, batch: Batch) -> dict[str, np.ndarray[Any, Any]]:
         """Return the columns of a batch, and those of the model's results.
@@ -92,47 +77,56 @@ class Predictor:
         Raises
         ------
         InputError
-            A column is missing, or a row does not fit; the message names both.
+            A column is missing, a row does not fit, or the model refuses its values; the message names the row.
         """
-        columns = [self._column(batch, name, desc) for name, desc in self._inputs]
-        count = len(columns[0])
-        for (name, _), column in zip(self._inputs, columns, strict=True):
-            if len(column) != count:
-                raise InputError(f"column {name!r} has {len(column)} rows, column {self._inputs[0][0]!r} has {count}")
-        parts = [self._run([c[first : first + self.rows] for c in columns]) for first in range(0, count, self.rows)]
-        if not parts:
-            return dict(batch)
-        made = [torch.cat(tensors).numpy() for tensors in zip(*parts, strict=True)]
+        for name in self.outputs:
+            if name in batch:
+                raise InputError(f"the batch has a column {name!r} already: name the results by outputs=")
+        columns = [_column(batch, spec) for spec in self.rows.inputs]
+        made = [_array(result) for result in self.rows.run(columns)]
         return {**batch, **dict(zip(self.outputs, made, strict=True))}
 
-    def _run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        count = len(tensors[0])
-        if count < self.rows:
-            tensors = [torch.cat((one, one.new_zeros(self.rows - count, *one.shape[1:]))) for one in tensors]
-        return [result[:count] for result in self.net.run_flat(tensors)]
 
-    def _column(self, batch: Batch, name: str, desc: Any) -> torch.Tensor:
-        if name not in batch:
-            raise InputError(f"the batch has no column {name!r}; it has {', '.join(map(repr, batch)) or 'none'}")
-        column, dims = np.asarray(batch[name]), desc.dims[1:]
-        if column.dtype == object or column.shape[1:] != dims:
-            for row, item in enumerate(column):
-                if np.shape(item) != dims:
-                    raise InputError(f"row {row} of column {name!r} has shape {np.shape(item)}, the model takes {dims}")
-            column = np.stack([np.asarray(item) for item in column]) if len(column) else column.reshape(0, *dims)
-        wanted = torch_dtype(desc.dtype)
-        if column.dtype == object or column.dtype.kind not in "fiub":
-            raise InputError(f"column {name!r} holds {column.dtype}, the model takes {wanted}")
-        tensor = torch.from_numpy(np.ascontiguousarray(column) if column.flags.writeable else column.copy())
-        if tensor.is_floating_point() != wanted.is_floating_point:
-            raise InputError(f"column {name!r} holds {tensor.dtype}, the model takes {wanted}; convert it before")
-        return tensor.to(wanted)
+def _column(batch: Batch, spec: Spec) -> torch.Tensor:
+    """Return a column as the tensor of an input."""
+    name = spec.name
+    if name not in batch:
+        raise InputError(f"the batch has no column {name!r}; it has {', '.join(map(repr, batch)) or 'none'}")
+    column, dims = np.asarray(batch[name]), spec.dims[1:]
+    if column.dtype == object or len(column.shape) != len(spec.dims) or not _fits(column.shape[1:], dims):
+        for row, item in enumerate(column):
+            if not _fits(np.shape(item), dims):
+                raise InputError(f"row {row} of column {name!r} has shape {np.shape(item)}, the model takes {dims}")
+        column = _stacked(column, name) if len(column) else np.zeros((0, *(max(size, 0) for size in dims)), np.uint8)
+    if column.dtype == object or column.dtype.kind not in "fiub":
+        raise InputError(f"column {name!r} holds {column.dtype}, the model takes {spec.dtype}")
+    if len(column) and not _converts(column, spec.dtype):
+        raise InputError(f"column {name!r} holds {column.dtype}, the model takes {spec.dtype}: convert it before")
+    tensor = torch.from_numpy(np.ascontiguousarray(column) if column.flags.writeable else column.copy())
+    return tensor.to(spec.dtype)
 
 
-def _assigned() -> int | None:
-    """Return the CPUs that Ray assigned to this worker; None outside of one."""
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
-        return None
-    assigned = ray.get_runtime_context().get_assigned_resources().get("CPU")
-    return None if assigned is None else max(1, int(assigned))
+def _fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    return len(shape) == len(dims) and all(wanted in (-1, size) for size, wanted in zip(shape, dims, strict=True))
+
+
+def _stacked(column: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
+    first = np.shape(column[0])
+    for row, item in enumerate(column):
+        if np.shape(item) != first:
+            raise InputError(f"row {row} of column {name!r} has shape {np.shape(item)}, row 0 has {first}")
+    return np.stack([np.asarray(item) for item in column])
+
+
+def _converts(column: np.ndarray[Any, Any], dtype: torch.dtype) -> bool:
+    """Whether a column may be converted without a change of what its numbers mean: integers must fit."""
+    is_float = column.dtype.kind == "f"
+    if is_float or dtype.is_floating_point or dtype == torch.bool:
+        return is_float == dtype.is_floating_point and (column.dtype.kind == "b" or dtype != torch.bool)
+    limits = torch.iinfo(dtype)
+    return not column.size or bool(limits.min <= int(column.min()) and int(column.max()) <= limits.max)
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return a result as an array; numpy has no bf16, so that becomes f32, exactly."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
