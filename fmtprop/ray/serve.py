@@ -17,6 +17,7 @@ from typing import Any
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError
+from ray.serve.schema import LoggingConfig
 from ray.util.metrics import Gauge, Histogram
 from starlette.requests import Request
 from starlette.responses import Response
@@ -141,7 +142,7 @@ def _models(given: Any) -> dict[str, Any]:
     return {name: str(Path(path).resolve()) for name, path in models.items()}
 
 
-@serve.deployment
+@serve.deployment(logging_config=LoggingConfig(enable_access_log=False))  # the front has a line for each request
 class Model:
     """A replica of a model."""
 

@@ -39,6 +39,7 @@ def test_any_number_of_rows_runs_in_parts_of_the_plan_s_size(net, rows, tmp_path
     for source in (net, tmp_path / "a.fmtplan", (tmp_path / "a.fmtplan").read_bytes()):
         made = Predictor(source, outputs=("sum", "double"))(given)
         assert made["id"] is given["id"]
+        assert made["sum"].shape == (rows, 1)
         if rows:
             np.testing.assert_allclose(made["sum"], given["image"].reshape(rows, -1).sum(1, keepdims=True), rtol=1e-5)
             assert np.array_equal(made["double"], given["token"] * 2)
@@ -59,12 +60,30 @@ def test_errors_name_column_and_row(net):
         predict({**batch(2), "image": np.full((2, 3, 2), "a")})
     with pytest.raises(InputError, match="different numbers of rows: image has 2, token has 3"):
         predict({**batch(2), "token": batch(3)["token"]})
+    with pytest.raises(InputError, match="column 'token' holds uint64, the model takes torch.int64"):
+        predict({**batch(2), "token": np.full((2, 5), 2**63, np.uint64)})
+    with pytest.raises(InputError, match="the batch has a column 'id' already: name the results by outputs="):
+        Predictor(net, outputs=("id", "double"))(batch(2))
     with pytest.raises(InputError, match="has 2 results, got outputs="):
         Predictor(net, outputs=("a",))
     with pytest.raises(InputError, match="threads must be a whole number"):
         Predictor(net, threads=0)
     with pytest.raises(InputError, match="each must begin with the same batch axis"):
         Predictor(fp.compile(torch.nn.Flatten(0), torch.ones(2, 3)))
+
+
+def test_rows_that_depend_on_each_other_are_no_data_set():
+    with pytest.raises(InputError, match="the results of a row must depend on that row alone"):
+        Predictor(fp.compile(torch.nn.Softmax(0), torch.ones(2, 3)))
+
+
+def test_an_error_of_the_model_names_the_row():
+    predict = Predictor(fp.compile(torch.nn.Embedding(5, 2), torch.zeros(4, 3, dtype=torch.int64), deterministic=True))
+    (name,) = (spec.name for spec in predict.rows.inputs)
+    index = np.zeros((7, 3), np.int64)
+    index[6] = 5
+    with pytest.raises(InputError, match="row 6: "):
+        predict({name: index})
 
 
 class Fragile:
@@ -82,10 +101,12 @@ class Fragile:
 
 
 @pytest.mark.peers
-def test_two_actors_and_one_that_dies_give_every_row_once(net, tmp_path):
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+@pytest.mark.parametrize(("workers", "cpus"), [(2, 2), (4, 1)])
+def test_actors_of_which_one_dies_give_every_row_once(net, tmp_path, workers, cpus):
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'fmtprop[ray]'")
     net.save(tmp_path / "a.fmtplan")
-    ray.init(num_cpus=4, include_dashboard=False, ignore_reinit_error=True, log_to_driver=False)
+    ray.init(num_cpus=6, include_dashboard=False, ignore_reinit_error=True, log_to_driver=False)
     try:
         rows = [{name: column[i] for name, column in batch(96).items()} for i in range(96)]
         done = (
@@ -94,8 +115,8 @@ def test_two_actors_and_one_that_dies_give_every_row_once(net, tmp_path):
             .map_batches(
                 Fragile,
                 fn_constructor_args=(str(tmp_path / "a.fmtplan"), str(tmp_path / "died")),
-                concurrency=2,
-                num_cpus=1,
+                concurrency=workers,
+                num_cpus=cpus,
                 batch_size=7,
                 batch_format="numpy",
             )
@@ -105,6 +126,6 @@ def test_two_actors_and_one_that_dies_give_every_row_once(net, tmp_path):
         ray.shutdown()
     assert (tmp_path / "died").exists()
     assert sorted(row["id"] for row in done) == list(range(96))
-    assert {row["threads"] for row in done} == {1}
+    assert {row["threads"] for row in done} == {cpus}
     for row in done:
         np.testing.assert_allclose(row["sum"], [row["image"].sum()], rtol=1e-5)
