@@ -147,7 +147,7 @@ class Compilation(Planned):
             target=self._target,
             special_values=options.special_values,
             weights=options.weights,
-            is_known=self._sibling is not None,
+            like=None if self._sibling is None else self._sibling.graph,
         )
         if self.owned:  # of folded weights, only the results are kept
             self.imported.constants.clear()

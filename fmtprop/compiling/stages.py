@@ -43,14 +43,14 @@ def normalise(
     target: Provider | None = None,
     special_values: str = "fast",
     weights: str | None = None,
-    is_known: bool = False,
+    like: Graph | None = None,
 ) -> tuple[Graph, str]:
     """Bring an imported graph to normal form.
 
     Parameters
     ----------
-    is_known : bool
-        Whether the graph of another shape was normalised before.
+    like : Graph, optional
+        The formatted graph of another shape of the model.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def normalise(
     """
     target = target or OneDnnTarget()
     real = _computed_in(target, dtype)
-    normal = Pipeline(_passes(target, special_values), Stage.NORMAL, is_known).run(graph, observer)
+    normal = Pipeline(_passes(target, special_values, like), Stage.NORMAL, like is not None).run(graph, observer)
     if weights is not None:
         normal = CompressWeights(BITS[weights]).run(normal)
         if observer is not None:
@@ -104,9 +104,9 @@ def _missing(target: Provider, dtype: str) -> str:
     return f"target {target.name} has no {dtype} on this CPU ({target.describe()['isa']})"
 
 
-def _passes(target: Provider, special_values: str) -> tuple[Pass, ...]:
+def _passes(target: Provider, special_values: str, like: Graph | None) -> tuple[Pass, ...]:
     """Return the passes; two of them ask the target."""
-    passes = [_asking(one, target) for one in NORMALISE]
+    passes = [_asking(one, target, like) for one in NORMALISE]
     if special_values != "fast":
         # a function and its decomposed forms treat infinities differently
         passes = [one for one in passes if not isinstance(one, RecogniseFunctions)]
@@ -114,11 +114,11 @@ def _passes(target: Provider, special_values: str) -> tuple[Pass, ...]:
     return tuple(passes)
 
 
-def _asking(one: Pass, target: Provider) -> Pass:
+def _asking(one: Pass, target: Provider, like: Graph | None) -> Pass:
     """Return a pass, with its target if it asks one."""
     if isinstance(one, WidenPrecision):
         return replace(one, target=target)
-    return replace(one, target=target) if isinstance(one, FusePostOps) else one
+    return replace(one, target=target, like=like) if isinstance(one, FusePostOps) else one
 
 
 def check_memory(graph: Graph) -> None:

@@ -6,7 +6,7 @@ the other, so memory holds the packed constants and one original.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,8 @@ class Deferred:
         keep must be copied.
     largest : float, optional
         A bound of the numbers' magnitudes, if it is known without making the tensor.
+    source : (Deferred, hashable), optional
+        The tensor that it is a function of, and an identity of this function.
     """
 
     type_: TensorType
@@ -44,6 +46,7 @@ class Deferred:
     make: Callable[[], torch.Tensor] = field(repr=False)
     fresh: bool = False
     largest: float | None = None
+    source: tuple[Deferred, Hashable] | None = field(default=None, repr=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -59,15 +62,24 @@ class Deferred:
         """Return its strides (PyTorch's name)."""
         return self.strides
 
-    def then(self, function: Callable[[torch.Tensor], torch.Tensor], *, fresh: bool, largest: float | None) -> Deferred:
+    def then(
+        self,
+        function: Callable[[torch.Tensor], torch.Tensor],
+        *,
+        identity: Hashable,
+        fresh: bool,
+        largest: float | None,
+    ) -> Deferred:
         """Return the deferred result of a function of this tensor, with the same type and strides.
 
         Parameters
         ----------
         function : callable
             Must not change its argument, unless that is fresh.
+        identity : hashable
+            Equal for functions with equal results.
         """
-        return Deferred(self.type_, self.strides, lambda: function(self.make()), fresh, largest)
+        return Deferred(self.type_, self.strides, lambda: function(self.make()), fresh, largest, (self, identity))
 
     def viewed(
         self, view: Callable[[torch.Tensor], torch.Tensor], type_: TensorType, strides: tuple[int, ...]

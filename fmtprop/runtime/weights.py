@@ -5,15 +5,16 @@ Owns these two tables. Neither keeps anything alive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
+from hashlib import blake2b
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 
 from fmtprop.errors import PlanError
-from fmtprop.ir.deferred import Deferred
+from fmtprop.ir.deferred import SMALL_NBYTES, Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
 from fmtprop.ir.tensors import Constant, torch_dtype
@@ -63,8 +64,9 @@ class WeightStore:
 WEIGHTS = WeightStore()
 
 
-#: identity of the numbers of a model's tensor, or of a part of it: address, version, dimensions, strides, data type
-Numbers = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
+#: identity of a constant's numbers. Of a model's tensor, or of a part of it: address, version, dimensions, strides,
+#: data type; of a function of one: this and the function; of any small tensor: a digest of its bytes
+Numbers = Hashable
 
 
 class SharedForms:
@@ -87,14 +89,18 @@ class SharedForms:
         self._known: WeakValueDictionary[tuple[Numbers, MemoryDesc], torch.Tensor] = WeakValueDictionary()
 
     def numbers(self, data: Constant) -> Numbers | None:
-        """Return the key of a graph's constant, None where its numbers are not in one of the model's tensors."""
+        """Return the key of a graph's constant, None where its numbers are large and not made of a model's tensor."""
+        if isinstance(data, Deferred) and data.source is not None:
+            source, function = data.source
+            numbers = self.numbers(source)
+            return None if numbers is None else (numbers, function)
         if isinstance(data, Deferred) and not data.fresh:
             data = data.make()
         if not isinstance(data, torch.Tensor) or data.layout is not torch.strided or data.is_neg() or data.is_conj():
             return None
         owners = self._owners.get(data.untyped_storage().data_ptr())
         if owners is None:
-            return None
+            return _digest(data) if data.nbytes <= SMALL_NBYTES else None
         version = sum(owner._version for owner in owners)
         return data.data_ptr(), version, tuple(data.shape), data.stride(), data.dtype
 
@@ -105,6 +111,12 @@ class SharedForms:
     def note(self, numbers: Numbers, desc: MemoryDesc, flat: torch.Tensor) -> None:
         """Take note of numbers in a format."""
         self._known[numbers, desc] = flat
+
+
+def _digest(data: torch.Tensor) -> Numbers:
+    """Return an identity of a small tensor's numbers."""
+    flat = data.detach().contiguous().reshape(-1).view(torch.uint8)
+    return blake2b(flat.numpy().data, digest_size=16).digest(), tuple(data.shape), data.dtype
 
 
 class PackedForms:

@@ -84,7 +84,7 @@ def test_what_follows_is_made_as_late():
 
     data = Deferred(tensor_type(torch.ones(2, 3)), (3, 1), make, largest=1.0)
     turned = data.viewed(lambda t: t.t(), tensor_type(torch.ones(3, 2)), (1, 3))
-    doubled = turned.then(lambda t: 2 * t, fresh=True, largest=2.0)
+    doubled = turned.then(lambda t: 2 * t, identity="doubled", fresh=True, largest=2.0)
     assert not made
     assert torch.equal(materialise(doubled, doubled.type_), torch.full((3, 2), 2.0))
     assert (doubled.shape, doubled.stride(), len(made)) == ((3, 2), (1, 3), 1)

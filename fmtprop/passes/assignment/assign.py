@@ -8,7 +8,7 @@ if a format cannot express the view (SPEC M8).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -277,13 +277,17 @@ class Assignment:
         if grid is not None:
             node = node.with_(grids={"src": grid, "dst": grid})
         reason = f"{reader.name}.{operand} wants {describe(wanted)}, {source} gives {describe(have)}"
-        for target in (self.setting.target, self.setting.fallback):
-            for candidate in target.candidates(node, {"src": have, "dst": wanted}):
-                return self.out.add(node.with_(descs=(wanted,), choice=candidate.choice(reason)), {"src": source})[0]
+        for candidate in self._converters(node, have, wanted):
+            return self.out.add(node.with_(descs=(wanted,), choice=candidate.choice(reason)), {"src": source})[0]
         for middle in (plain(wanted).with_dtype(have.dtype), plain(wanted)):  # first the strides, or the data type
             if middle not in (have, wanted):
                 return self._reorder(self._reorder(source, middle, reader, operand), wanted, reader, operand)
         raise UnsupportedOpError(f"{node.label}: no target converts {have!r} to {wanted!r} for {reader.name}.{operand}")
+
+    def _converters(self, node: Node, have: MemoryDesc, wanted: MemoryDesc) -> Iterator[Candidate]:
+        """Yield the ways to run a reorder."""
+        for target in (self.setting.target, self.setting.fallback):
+            yield from target.candidates(node, {"src": have, "dst": wanted})
 
 
 def _stored(node: Node, descs: tuple[MemoryDesc, ...]) -> Node:

@@ -83,6 +83,12 @@ class _Transfer(Assignment):
         self.fused = {node.name: found for node in graph.nodes() if (found := self._fusion(node, spec.fusions))}
         #: nodes that wait for the last one of their fusion
         self.waiting = {name for _, _, covers in self.fused.values() for name in covers[:-1]}
+        #: the other graph's implementations of changes of format; those of weights are the same for all shapes
+        self.reorders = {
+            (node.attrs, *node.choice.operands.values(), *node.descs): node.choice
+            for node in spec.formatted.nodes()
+            if node.op == "reorder" and node.choice is not None
+        }
         #: node without its name, request, choice -> the answer to equal nodes
         self.known: dict[object, Candidate | None] = {}
         #: compute-intensive nodes, and those of them that chose for themselves
@@ -218,7 +224,7 @@ class _Transfer(Assignment):
         }
         free = {name: unspecified(desc) for name, desc in written.items()}
         # some implementations take only the formats of results, or of weights, that they choose themselves
-        for asked in (written, free, {**parameters, **written}, {**parameters, **free}):
+        for asked in ({**parameters, **written}, {**parameters, **free}, written, free):
             for candidate in target.candidates(node, {**given, **asked}):
                 # a target's format never includes the beginning of a slice
                 reads = all(candidate.operands[name] in (desc, desc.at_start()) for name, desc in given.items())
@@ -239,6 +245,12 @@ class _Transfer(Assignment):
             return None
         operands = {name: part.at_start() for name, part in zip(tensors, parts, strict=True)}
         return Candidate("view", "in_place", operands, (whole,))
+
+    def _converters(self, node: Node, have: MemoryDesc, wanted: MemoryDesc) -> Iterator[Candidate]:
+        known = self.reorders.get((node.attrs, have, wanted))
+        if known is not None and not node.grids:
+            yield Candidate(known.target, known.impl, known.operands, (wanted,), handle=known.handle)
+        yield from super()._converters(node, have, wanted)
 
     # ------------------------------------------------------------------ local choices
 

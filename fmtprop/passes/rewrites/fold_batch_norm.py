@@ -147,7 +147,12 @@ def _scale_weights(graph: Graph, producer: Node, linear: Linear, affine: Affine)
     new_bias = new_bias.reshape(linear.bias_dims(channels, dst.ndim))
     rows = scale.reshape(linear.factor_dims(type_.dims, dst.ndim))
     scaled = partial(_scaled, rows=rows, in_place=is_fresh(data))
-    made = weights.then(scaled, fresh=True, largest=largest) if isinstance(weights, Deferred) else scaled(weights)
+    made: torch.Tensor | Deferred
+    if isinstance(weights, Deferred):
+        identity = "scaled", tuple(rows.shape), rows.numpy().tobytes()
+        made = weights.then(scaled, identity=identity, fresh=True, largest=largest)
+    else:
+        made = scaled(weights)
     inputs["weights"] = new_constant(graph, made, producer, source.origin)
     inputs["bias"] = new_constant(graph, new_bias, producer, source.origin)
     graph.set_inputs(producer.name, inputs)

@@ -37,6 +37,8 @@ class FusePostOps:
         The executing target. With it, a node is absorbed only if the target has optimized code for both together;
         otherwise two nodes with separate implementations are better than reference loops. Without it, a node that must
         not lose special values is never absorbed.
+    like : Graph, optional
+        The fused graph of another shape of the model. The target is not asked about nodes that it has, too.
 
     Notes
     -----
@@ -51,6 +53,7 @@ class FusePostOps:
     name: ClassVar[str] = "fuse-post-ops"
 
     target: Target | None = None
+    like: Graph | None = None
 
     def run(self, graph: Graph) -> Graph:
         """Return the fused graph."""
@@ -78,6 +81,11 @@ class FusePostOps:
         if self.target is None:
             return not loses
         fused, added = self._fused(graph, node, fusion)
+        if self.like is not None and fused.name in self.like:
+            other = self.like.node(fused.name)
+            wanted, found = _tail(fused), _tail(other)
+            if other.op == fused.op and "convolution" not in found:  # such a node has another's post-ops, too
+                return wanted == found[: len(wanted)]
         types = {name: graph.type_of(value) for name, value in {**graph.inputs(fused.name), **added}.items()}
         tail = tuple((one.op, one.attrs, one.operands) for one in fused.post_ops)
         key = fused.op, fused.attrs, fused.results, fused.exact, tail, tuple(types.items())
@@ -144,6 +152,11 @@ class FusePostOps:
         if added:
             graph.set_inputs(fused.name, {**graph.inputs(fused.name), **added})
         graph.replace(fused)
+
+
+def _tail(node: Node) -> list[str]:
+    """Return the ops of a node's post-ops; a sum may have become an addition since."""
+    return ["binary" if post_op.op == "sum" else post_op.op for post_op in node.post_ops]
 
 
 class _Fusion(NamedTuple):

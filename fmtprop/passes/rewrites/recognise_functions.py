@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import ClassVar
 
 import torch
 
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
+from fmtprop.ir.node import Attrs, Node, Value
 from fmtprop.ir.op import opdef
 from fmtprop.layout import DataType
 from fmtprop.ops.building import emit
@@ -107,12 +107,27 @@ def _function_of(graph: Graph, steps: Sequence[Node], source: Value) -> Eltwise 
     """Return the function that steps compute, None where it has no name."""
     if len({node.op for node in steps}) == 1 and steps[0].op == "eltwise":
         return None  # a chain, not a spelling
+    places = {source: _SOURCE, **{Value(node.name): place for place, node in enumerate(steps)}}
+    return _named(
+        tuple(
+            (node.op, node.attrs, tuple((name, places[value]) for name, value in graph.inputs(node.name).items()))
+            for node in steps
+        )
+    )
+
+
+#: place of the value from outside; a step's is its position
+_SOURCE = -1
+
+
+@lru_cache(maxsize=1024)
+def _named(steps: tuple[tuple[str, Attrs, tuple[tuple[str, int], ...]], ...]) -> Eltwise | None:
+    """Return the function of steps: op, attributes, and the place that each operand comes from."""
     x = _numbers()
-    known = {source: x}
-    for node in steps:
-        operands = {name: known[value] for name, value in graph.inputs(node.name).items()}
-        known[Value(node.name)] = opdef(node.op).reference(node.attrs, operands)[0]
-    result = known[Value(steps[-1].name)]
+    known = {_SOURCE: x}
+    for place, (op, attrs, operands) in enumerate(steps):
+        known[place] = opdef(op).reference(attrs, {name: known[at] for name, at in operands})[0]
+    result = known[len(steps) - 1]
     for function in _NAMED:
         expected = FUNCTIONS[function.alg](x, function.alpha, function.beta)
         if bool(((result - expected).abs() <= _TOLERANCE * x.abs().clamp_min(1.0)).all()):
