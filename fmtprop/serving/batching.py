@@ -11,11 +11,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from fmtprop.errors import FmtpropError
 from fmtprop.serving.protocol import RequestError
 from fmtprop.serving.rows import Rows, Shapes
 
@@ -130,7 +128,7 @@ class Batcher:
             if not batch:
                 continue
             start = time.perf_counter()
-            run = loop.run_in_executor(self._executor, _run, self._rows, [item.tensors for item in batch])
+            run = loop.run_in_executor(self._executor, self._rows.run_each, [item.tensors for item in batch])
             await asyncio.wait([run])
             error = run.exception()
             answers = [error] * len(batch) if error is not None else run.result()
@@ -165,18 +163,3 @@ class Batcher:
                 others.append(item)
         self._waiting.extend(others)
         return batch
-
-
-def _run(rows: Rows, requests: Sequence[Sequence[torch.Tensor]]) -> list[Any]:
-    """Return the results of each request, or its error."""
-    if len(requests) > 1:
-        try:
-            results = rows.run([torch.cat(same) for same in zip(*requests, strict=True)])
-        except FmtpropError:
-            return [_run(rows, [one])[0] for one in requests]
-        counts = [len(one[0]) for one in requests]
-        return [list(one) for one in zip(*(torch.split(result, counts) for result in results), strict=True)]
-    try:
-        return [rows.run(requests[0])]
-    except FmtpropError as error:
-        return [error]

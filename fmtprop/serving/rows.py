@@ -148,6 +148,43 @@ class Rows:
             return [torch.empty(0, *spec.dims[1:], dtype=spec.dtype) for spec in sizes.engines[sizes.best].outputs]
         return list(parts[0]) if len(parts) == 1 else [torch.cat(results) for results in zip(*parts, strict=True)]
 
+    def run_each(self, requests: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor] | FmtpropError]:
+        """Run several requests, those of equal sizes together.
+
+        Parameters
+        ----------
+        requests : sequence of sequences of torch.Tensor
+            As :meth:`run` takes them, with any number of rows each.
+
+        Returns
+        -------
+        list
+            For each request its results, or its own error.
+        """
+        answers: list[list[torch.Tensor] | FmtpropError] = [[] for _ in requests]
+        groups: dict[object, list[int]] = {}
+        for place, request in enumerate(requests):
+            try:
+                shapes, _ = self.check(request)
+                groups.setdefault(shapes if self.batched else place, []).append(place)
+            except FmtpropError as error:
+                answers[place] = error
+        for places in groups.values():
+            for place, answer in zip(places, self._together([requests[place] for place in places]), strict=True):
+                answers[place] = answer
+        return answers
+
+    def _together(self, requests: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor] | FmtpropError]:
+        """Run requests of equal sizes as one; if that fails, one by one."""
+        try:
+            if len(requests) == 1:
+                return [self.run(requests[0])]
+            results = self.run([torch.cat(same) for same in zip(*requests, strict=True)])
+        except FmtpropError as error:
+            return [error] if len(requests) == 1 else [self._together([one])[0] for one in requests]
+        counts = [len(one[0]) for one in requests]
+        return [list(one) for one in zip(*(torch.split(result, counts) for result in results), strict=True)]
+
     def _part(self, engine: Engine, size: int, tensors: Sequence[torch.Tensor], first: int) -> Sequence[torch.Tensor]:
         """Run one plan on as many rows as it has, or fewer."""
         count = len(tensors[0])

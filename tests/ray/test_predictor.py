@@ -60,7 +60,7 @@ def test_errors_name_column_and_row(net):
         predict({**batch(2), "image": np.full((2, 3, 2), "a")})
     with pytest.raises(InputError, match="different numbers of rows: image has 2, token has 3"):
         predict({**batch(2), "token": batch(3)["token"]})
-    with pytest.raises(InputError, match="column 'token' holds uint64, the model takes torch.int64"):
+    with pytest.raises(InputError, match=r"column 'token' holds uint64, the model takes torch.int64"):
         predict({**batch(2), "token": np.full((2, 5), 2**63, np.uint64)})
     with pytest.raises(InputError, match="the batch has a column 'id' already: name the results by outputs="):
         Predictor(net, outputs=("id", "double"))(batch(2))
