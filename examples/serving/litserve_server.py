@@ -29,7 +29,7 @@ class Plan(litserve.LitAPI):
         torch.set_num_threads(self._threads)  # before the plan is loaded
         self._rows = Rows(self._path)
 
-    def decode_request(self, request: Any) -> list[torch.Tensor]:
+    def decode_request(self, request) -> list[torch.Tensor]:  # LitServe reads a type as that of a form
         """Return the inputs of a row; one that does not fit is refused before it comes into a batch."""
         try:
             row = [torch.tensor(request[spec.name]).to(spec.dtype)[None] for spec in self._rows.inputs]
