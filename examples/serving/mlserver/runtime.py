@@ -1,6 +1,7 @@
 """Plans behind MLServer: ``cd examples/serving/mlserver && mlserver start .``, with your plan's path in the settings.
 
-MLServer has the protocol, the batches (``max_batch_size``, ``max_batch_time``), the metrics and the workers.
+MLServer has the protocol, the batches (``max_batch_size``, ``max_batch_time``) and the metrics. The settings have no
+parallel workers: MLServer 1.7's do not start with uvloop 0.23.
 """
 
 from __future__ import annotations
