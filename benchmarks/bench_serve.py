@@ -30,7 +30,7 @@ import torch
 from benchmarks.common import table, write_json
 from fmtprop.api import compile as compile_model
 from fmtprop.bench.environment import Environment
-from fmtprop.bench.peers import OnnxRuntime, OpenVINO
+from fmtprop.bench.peers import OnnxRuntime, OpenVINO, export_onnx
 from fmtprop.report import TOLERANCES
 from fmtprop.runtime.agreement import relative_error
 from fmtprop.serving import Engine, Spec
@@ -108,7 +108,7 @@ def sources(module: torch.nn.Module, folder: Path, names: Sequence[str], classes
     files = []
     for dims in cases if set(names) - {"fmtprop"} else ():
         path = folder / f"{dims[0]}x{dims[2]}.onnx"
-        torch.onnx.export(module, (torch.zeros(dims),), path, dynamo=True, verbose=False)
+        export_onnx(module, (torch.zeros(dims),), path)
         files.append((str(path), dims))
     peers = {"onnxruntime": OnnxRuntime(), "openvino": OpenVINO()}
     return {name: found.get(name) or partial(engines, peers[name], files, classes) for name in names}

@@ -41,9 +41,10 @@ def main() -> None:
     """Serve plan files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("plans", nargs="+", type=Path, help="plan files, or folders with plans of one model")
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8080)
     given = parser.parse_args()
-    uvicorn.run(create({path.stem: str(path) for path in given.plans}), port=given.port)
+    uvicorn.run(create({path.stem: str(path) for path in given.plans}), host=given.host, port=given.port)
 
 
 if __name__ == "__main__":

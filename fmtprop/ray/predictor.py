@@ -30,6 +30,8 @@ class Predictor:
         of plans for several batch sizes. Actors of one machine that get a path share the memory of the weights.
     outputs : sequence of str, optional
         Columns of the results. Default: the names of the plan's outputs.
+    drop : sequence of str
+        Columns that are not passed on, such as images that nobody needs any more.
     threads : int, optional
         Threads of this process. Default: the CPUs that Ray assigned to the actor, rounded down, at least one;
         unchanged outside of Ray. They are set before the plan is loaded, which is made again if it is for another
@@ -45,8 +47,9 @@ class Predictor:
 
     Notes
     -----
-    Columns that are named as the model's inputs are its arguments, with the batch axis first; all columns pass through,
-    and the results are added. A batch may have any number of rows (:class:`fmtprop.serving.Rows`).
+    Columns that are named as the model's inputs are its arguments, with the batch axis first. The results are added,
+    and all columns but those of ``drop`` pass through. A batch may have any number of rows
+    (:class:`fmtprop.serving.Rows`).
 
     Examples
     --------
@@ -57,7 +60,14 @@ class Predictor:
     ((3, 4), [0, 1, 2])
     """
 
-    def __init__(self, plan: Source, *, outputs: Sequence[str] | None = None, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        plan: Source,
+        *,
+        outputs: Sequence[str] | None = None,
+        drop: Sequence[str] = (),
+        threads: int | None = None,
+    ) -> None:
         set_threads(threads)
         self.rows = Rows(plan)
         if not self.rows.batched:
@@ -66,6 +76,7 @@ class Predictor:
                 f"model {self.rows.name} has {sizes}: for a data set, each must begin with the same batch axis, and "
                 "the results of a row must depend on that row alone"
             )
+        self.drop = frozenset((drop,) if isinstance(drop, str) else drop)
         names = tuple(spec.name for spec in self.rows.outputs)
         self.outputs = names if outputs is None else tuple(outputs)
         if len(self.outputs) != len(names) or len(set(self.outputs)) != len(names):
@@ -80,11 +91,12 @@ class Predictor:
             A column is missing, a row does not fit, or the model refuses its values; the message names the row.
         """
         for name in self.outputs:
-            if name in batch:
-                raise InputError(f"the batch has a column {name!r} already: name the results by outputs=")
+            if name in batch and name not in self.drop:
+                raise InputError(f"the batch has a column {name!r} already: name the results by outputs=, or drop it")
         columns = [_column(batch, spec) for spec in self.rows.inputs]
         made = [_array(result) for result in self.rows.run(columns)]
-        return {**batch, **dict(zip(self.outputs, made, strict=True))}
+        kept = {name: column for name, column in batch.items() if name not in self.drop}
+        return {**kept, **dict(zip(self.outputs, made, strict=True))}
 
 
 def _column(batch: Batch, spec: Spec) -> torch.Tensor:

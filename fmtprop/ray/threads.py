@@ -37,5 +37,8 @@ def _assigned() -> int | None:
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None
-    assigned = ray.get_runtime_context().get_assigned_resources().get("CPU")
+    context = ray.get_runtime_context()
+    if context.worker.mode != ray.WORKER_MODE:  # the program that starts the workers
+        return None
+    assigned = context.get_assigned_resources().get("CPU")
     return None if assigned is None else max(1, int(assigned))

@@ -37,7 +37,8 @@ def test_any_number_of_rows_runs_in_parts_of_the_plan_s_size(net, rows, tmp_path
     net.save(tmp_path / "a.fmtplan")
     given = batch(rows)
     for source in (net, tmp_path / "a.fmtplan", (tmp_path / "a.fmtplan").read_bytes()):
-        made = Predictor(source, outputs=("sum", "double"))(given)
+        made = Predictor(source, outputs=("sum", "double"), drop=["image"])(given)
+        assert set(made) == {"token", "id", "sum", "double"}
         assert made["id"] is given["id"]
         assert made["sum"].shape == (rows, 1)
         if rows:

@@ -1,0 +1,208 @@
+"""Images a second of a data set on Ray, beside as many bare processes.
+
+``python -m benchmarks.bench_ray mobilenet_v2`` writes seeded images as bytes to files, and a plan for one thread. Ray
+Data's ``map_batches`` runs it in actors of one CPU each (:class:`fmtprop.ray.Predictor`), and bare processes call the
+same class on the same files, in turns. A turn is from the first batch to the last, so without the start of processes;
+that is given beside it. The first four bytes of an image are its number: each must come once, with the scores that
+PyTorch gives the same bytes (some of them) and equal ones in all turns. ``--kill`` ends an actor in the middle of one
+more turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.common import table, write_json
+from fmtprop.api import compile as compile_model
+from fmtprop.bench.environment import Environment
+from fmtprop.ray import Predictor
+from fmtprop.report import TOLERANCES
+from fmtprop.runtime.agreement import relative_error
+from graphs.architectures import ARCHITECTURES
+
+#: at least this share of the images a second of bare processes
+TARGET = 0.95
+
+#: images of a file, and of a batch
+FILE, BATCH = 250, 16
+
+#: images that PyTorch computes, too
+COMPARED = 32
+
+Batch = Mapping[str, np.ndarray[Any, Any]]
+
+
+class Images(torch.nn.Module):
+    """A network of images that takes bytes."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        """Return the scores of n images of 3x224x224 bytes."""
+        return self.network(data.float() / 64 - 2)
+
+
+class Worker:
+    """What a process does with a batch: scores, numbers of the images, and when it ran."""
+
+    def __init__(self, plan: str, mark: str = "", end_at: float = 0) -> None:
+        self.predict, self.mark, self.end_at = Predictor(plan, outputs=["scores"], drop=["data"]), mark, end_at
+
+    def __call__(self, batch: Batch) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the results without the images."""
+        start, data = time.time(), batch["data"]
+        if self.mark and start > self.end_at and not os.path.exists(self.mark):
+            open(self.mark, "w").close()
+            os._exit(1)
+        number = np.ascontiguousarray(data[:, 0, 0, :4]).view(np.int32)[:, 0]
+        made = self.predict(batch)
+        times = np.full((len(data), 2), (start, time.time()))
+        return {**made, "number": number, "times": times}
+
+
+def write_images(folder: Path, count: int) -> None:
+    """Write seeded images, whose first four bytes are their number."""
+    for first in range(0, count, FILE):
+        size = min(FILE, count - first)
+        images = np.random.default_rng(first).integers(0, 256, (size, 3, 224, 224), np.uint8)
+        images[:, 0, 0, :4] = np.arange(first, first + size, dtype=np.int32)[:, None].view(np.uint8)
+        np.save(folder / f"{first:06}.npy", images)
+
+
+def on_ray(folder: Path, plan: str, workers: int, mark: str = "", end_at: float = 0) -> Iterator[Batch]:
+    """Run Ray Data over the files."""
+    import ray
+
+    data = ray.data.read_numpy(str(folder / "images"))
+    results = data.map_batches(
+        Worker,
+        fn_constructor_args=(plan, mark, end_at),
+        concurrency=workers,
+        num_cpus=1,
+        batch_size=BATCH,
+        batch_format="numpy",
+    )
+    yield from results.iter_batches(batch_size=4 * FILE, batch_format="numpy")
+
+
+def bare(folder: Path, plan: str, workers: int) -> Iterator[Batch]:
+    """Run bare processes over the files."""
+    context = get_context("spawn")
+    ready, results = context.Barrier(workers), context.Queue()
+    files = sorted(str(path) for path in (folder / "images").iterdir())
+    processes = [
+        context.Process(target=_work, args=(plan, files[worker::workers], ready, results)) for worker in range(workers)
+    ]
+    for process in processes:
+        process.start()
+    for _ in processes:
+        yield results.get()
+    for process in processes:
+        process.join()
+
+
+def _work(plan: str, files: Sequence[str], ready: Any, results: Any) -> None:
+    torch.set_num_threads(1)
+    worker, made = Worker(plan), []
+    ready.wait()
+    for file in files:
+        images = np.load(file)
+        made += [worker({"data": images[first : first + BATCH]}) for first in range(0, len(images), BATCH)]
+    results.put({name: np.concatenate([one[name] for one in made]) for name in made[0]})
+
+
+def turn(batches: Iterator[Batch], count: int, expected: torch.Tensor) -> tuple[float, float, np.ndarray[Any, Any]]:
+    """Return the seconds from the first batch to the last, those in all, and the scores by number."""
+    start = time.time()
+    made = list(batches)
+    whole = time.time() - start
+    joined = {name: np.concatenate([np.asarray(list(one[name])) for one in made]) for name in made[0]}
+    if not np.array_equal(np.sort(joined["number"]), np.arange(count)):
+        raise SystemExit(f"not every image came once: {len(joined['number'])} rows of {count}")
+    scores = joined["scores"][np.argsort(joined["number"])]
+    error = relative_error(torch.from_numpy(scores[: len(expected)].copy()), expected)
+    if error > TOLERANCES["f32"]:
+        raise SystemExit(f"the scores are not PyTorch's: they differ by {error:.1e}")
+    return float(joined["times"].max() - joined["times"].min()), whole, scores
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", default="mobilenet_v2", choices=sorted(ARCHITECTURES), metavar="MODEL")
+    parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--kill", action="store_true", help="one more turn, in which an actor dies")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to a file")
+    given = parser.parse_args(arguments)
+    import ray
+
+    module = Images(ARCHITECTURES[given.model].module().eval())
+    seconds: dict[str, list[tuple[float, float]]] = {"Ray Data": [], "bare processes": []}
+    with tempfile.TemporaryDirectory() as name:
+        folder, plan = Path(name), str(Path(name) / "model.fmtplan")
+        (folder / "images").mkdir()
+        write_images(folder / "images", given.images)
+        torch.set_num_threads(1)
+        compile_model(module, torch.zeros(BATCH, 3, 224, 224, dtype=torch.uint8)).save(plan)
+        first = torch.from_numpy(np.load(folder / "images/000000.npy")[:COMPARED])
+        with torch.inference_mode():
+            expected = module(first)
+        # one CPU more than the actors have: Ray's tasks that read files
+        ray.init(num_cpus=given.workers + 1, include_dashboard=False, log_to_driver=False)
+        try:
+            before = None
+            for _ in range(given.turns):
+                for kind in seconds:
+                    batches = on_ray if kind == "Ray Data" else bare
+                    took, whole, scores = turn(batches(folder, plan, given.workers), given.images, expected)
+                    if before is not None and not np.array_equal(scores, before):
+                        raise SystemExit("two turns have different scores")
+                    before = scores
+                    seconds[kind].append((took, whole))
+            if given.kill:
+                half = time.time() + median(whole for _, whole in seconds["Ray Data"]) / 2
+                _, whole, scores = turn(
+                    on_ray(folder, plan, given.workers, str(folder / "died"), half), given.images, expected
+                )
+                if not (folder / "died").exists() or not np.array_equal(scores, before):
+                    raise SystemExit("no actor died, or its rows came out different")
+                seconds["Ray Data, an actor killed"] = [(whole, whole)]
+        finally:
+            ray.shutdown()
+    rates = {kind: given.images / median(took for took, _ in turns) for kind, turns in seconds.items()}
+    rows = [
+        [kind, f"{rates[kind]:.1f}", f"{median(whole for _, whole in turns):.1f}"] for kind, turns in seconds.items()
+    ]
+    pairs = zip(seconds["Ray Data"], seconds["bare processes"], strict=True)
+    ratio = median(theirs[0] / ours[0] for ours, theirs in pairs)
+    environment = Environment.capture(1)
+    print(
+        table(
+            f"{given.model}, {given.images} images, {given.workers} workers of 1 CPU; {environment.cpu}",
+            ["", "images/s", "s in all"],
+            rows,
+        )
+    )
+    print(f"Ray Data over bare processes: {ratio:.3f}, target {TARGET}: {'met' if ratio >= TARGET else 'missed'}")
+    write_json(given.json, {"ratio": ratio, "seconds": seconds, "cpu": environment.cpu})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
