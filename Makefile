@@ -96,6 +96,17 @@ tests: $(VENV)/.installed-dev ## Tests and doctests
 slow: $(VENV)/.installed-dev $(VENV)/.installed-models $(VENV)/.installed-bench ## The slow sweeps, with models and peers
 	$(TEST) -m "slow or peers"
 
+# MLServer asks for older versions of what Ray Serve needs, so it has an environment of its own.
+.PHONY: servers
+servers: ## Ray, Ray Serve, FastAPI, LitServe and MLServer with plans, in two environments of their own
+	$(MAKE) setup VENV=$(VENV)-servers
+	$(VENV)-servers/bin/python -m pip install 'ray[data,serve,train]>=2.40' fastapi uvicorn litserve
+	$(MAKE) setup VENV=$(VENV)-mlserver
+	$(VENV)-mlserver/bin/python -m pip install mlserver
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)-servers/bin/python -m pytest -m "peers or slow or not slow" \
+	  tests/ray tests/serving tests/compiling/test_deploy.py tests/training/test_distributed.py
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)-mlserver/bin/python -m pytest -m peers tests/serving
+
 .PHONY: sweep
 sweep: $(VENV)/.pytorchcv $(VENV)/.installed-models ## Compile, compare and time many networks, on a quiet machine
 	-$(BIN)/python -m benchmarks.sweep --minutes $(MINUTES)
@@ -127,5 +138,5 @@ docs: $(VENV)/.installed-docs $(VENV)/.installed-dev ## Run the documents' examp
 
 .PHONY: clean
 clean: ## Remove the environment, caches and reports
-	rm -rf $(VENV) $(VENV)-newest $(REPORTS) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-newest $(VENV)-servers $(VENV)-mlserver $(REPORTS) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
