@@ -13,7 +13,6 @@ import gc
 import json
 import math
 import random
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,8 +23,8 @@ import torch
 
 from fmtprop.bench.compare import Agreement
 from fmtprop.bench.environment import Environment
-from fmtprop.runtime.benchmark import quartiles
 from fmtprop.system import collector
+from fmtprop.system.timing import quartiles, seconds_of
 
 #: version of the JSON form
 SCHEMA = 1
@@ -178,12 +177,7 @@ def uncollected() -> Iterator[None]:
 def time_turn(run: Runnable, inputs: Sequence[torch.Tensor], repeats: int) -> float:
     """Run once untimed, then return the median milliseconds of some runs."""
     run(*inputs)
-    figures = []
-    for _ in range(repeats):
-        start = time.perf_counter_ns()
-        run(*inputs)
-        figures.append((time.perf_counter_ns() - start) * 1e-6)
-    return median(figures)
+    return 1e3 * median(seconds_of(lambda: run(*inputs)) for _ in range(repeats))
 
 
 def entry_of(name: str, agreement: Agreement, times: Mapping[str, Sequence[float]], reference: str) -> Entry:

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 from statistics import median
-from time import perf_counter
+from typing import Any, Protocol
 
 import torch
 
 from fmtprop.compiling.attempts import Attempts
-from fmtprop.runtime.benchmark import quartiles
 from fmtprop.runtime.executor import Executor
 from fmtprop.runtime.plan import Plan
-from fmtprop.system.waiting import Waiting
+from fmtprop.system.timing import Stopwatch, quartiles
 from fmtprop.targets.memory import huge_bytes
 
 #: least rounds before another plan may replace the choice by cost, and most rounds
@@ -50,6 +49,16 @@ _ALONE_SECONDS = 0.1
 
 #: seconds that a first run may always take, since its caches are colder than in later runs
 _GRACE_SECONDS = 0.1
+
+
+class Runner(Protocol):
+    """What runs a plan: an executor."""
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """Run the plan."""
+
+    def profile(self, inputs: Sequence[torch.Tensor], limit: float = ...) -> tuple[list[Any], list[float]]:
+        """Run it step by step, as long as the limit in seconds allows; return results and the seconds of each step."""
 
 
 @dataclass(frozen=True)
@@ -126,25 +135,35 @@ def race(
     Race or None
         Times of the plans that could win after their first run; None if no plan can run.
     """
-    attempts, until = attempts or Attempts(), perf_counter() + most
+    attempts = attempts or Attempts()
     arena = huge_bytes(max(plan.arena_nbytes for plan in plans.values()))
     executors: dict[str, Executor] = {}
-    clock = _Clock()
     try:
         for name, plan in plans.items():
             executor = attempts.of(name, partial(Executor, plan, arena=arena))
             if executor is not None:
                 executors[name] = executor
-        profiles: dict[str, list[float]] = {}
-        firsts = _first_runs(executors, inputs, expected, attempts, profiles, clock)
-        if not firsts:
-            return None
-        executors_in_race = {name: executors[name] for name in firsts}
-        return _rounds(executors_in_race, inputs, budget, fewest, firsts, profiles, until, clock)
+        return run_in_turns(executors, inputs, budget, fewest, expected, attempts, most)
     finally:
-        clock.close()
         for executor in executors.values():
             executor.close()
+
+
+def run_in_turns(
+    executors: Mapping[str, Runner],
+    inputs: Sequence[torch.Tensor],
+    budget: float,
+    fewest: int = 1,
+    expected: float = inf,
+    attempts: Attempts | None = None,
+    most: float = inf,
+    watch: Stopwatch | None = None,
+) -> Race | None:
+    """Run executors of plans in turns; see :func:`race`."""
+    with watch or Stopwatch() as watch:
+        field = _Field(executors, inputs, attempts or Attempts(), watch, watch.now() + most)
+        firsts = field.first_runs(expected)
+        return field.rounds(firsts, budget, fewest) if firsts else None
 
 
 def alone(name: str, plan: Plan, inputs: Sequence[torch.Tensor], attempts: Attempts, most: float) -> Race | None:
@@ -152,86 +171,86 @@ def alone(name: str, plan: Plan, inputs: Sequence[torch.Tensor], attempts: Attem
     return race({name: plan}, inputs, _ALONE_SECONDS, attempts=attempts, most=most)
 
 
-def _first_runs(
-    executors: Mapping[str, Executor],
-    inputs: Sequence[torch.Tensor],
-    expected: float,
-    attempts: Attempts,
-    profiles: dict[str, list[float]],
-    clock: _Clock,
-) -> dict[str, float]:
-    """Run each plan once, as long as it can win; return the seconds of the plans that still can.
+class _Field:
+    """The executors of a race, and what their runs took."""
 
-    The seconds of the steps are added to `profiles`.
-    """
+    def __init__(
+        self,
+        executors: Mapping[str, Runner],
+        inputs: Sequence[torch.Tensor],
+        attempts: Attempts,
+        watch: Stopwatch,
+        until: float,
+    ) -> None:
+        self._executors, self._inputs, self._attempts, self._watch = executors, inputs, attempts, watch
+        #: when the race ends, on the watch's clock
+        self._until = until
+        #: seconds of each step of a plan's last first run
+        self._profiles: dict[str, list[float]] = {}
 
-    def seconds_of(name: str, limit: float) -> float:
-        clock.start()
-        results, profiles[name] = executors[name].profile(inputs, limit)
-        waited = clock.waited()
-        return max(0.0, sum(profiles[name]) - waited) if results else inf
+    def first_runs(self, expected: float) -> dict[str, float]:
+        """Run each plan once, as long as it can win; return the seconds of the plans that still can."""
+        limit, seconds = _GRACE_SECONDS + _PATIENCE_RATIO * expected, dict.fromkeys(self._executors, inf)
+        while seconds and min(seconds.values()) == inf:
+            for name in list(seconds):
+                most = min(limit, _GRACE_SECONDS + _HOPELESS_RATIO * min(seconds.values()))
+                needed = self._attempts.of(name, partial(self._first_run, name, most))
+                if needed is None:
+                    del seconds[name]
+                else:
+                    seconds[name] = needed
+            limit *= _PATIENCE_RATIO
+        most = _GRACE_SECONDS + _HOPELESS_RATIO * min(seconds.values(), default=0.0)
+        slow = [name for name, needed in list(seconds.items())[:1] if needed > most]
+        for name in slow:  # the first run of all pays for what libraries set up: 0.03 s, 0.3 on a busy machine
+            again = self._attempts.of(name, partial(self._first_run, name, most))
+            seconds[name] = inf if again is None else again
+        return {name: needed for name, needed in seconds.items() if needed <= most}
 
-    limit, seconds = _GRACE_SECONDS + _PATIENCE_RATIO * expected, dict.fromkeys(executors, inf)
-    while seconds and min(seconds.values()) == inf:
-        for name in list(seconds):
-            most = min(limit, _GRACE_SECONDS + _HOPELESS_RATIO * min(seconds.values()))
-            needed = attempts.of(name, partial(seconds_of, name, most))
-            if needed is None:
-                del seconds[name]
-            else:
-                seconds[name] = needed
-        limit *= _PATIENCE_RATIO
-    most = _GRACE_SECONDS + _HOPELESS_RATIO * min(seconds.values(), default=0.0)
-    slow = [name for name, needed in list(seconds.items())[:1] if needed > most]
-    for name in slow:  # the first run of all pays for what libraries set up: 0.03 s, 0.3 on a busy machine
-        again = attempts.of(name, partial(seconds_of, name, most))
-        seconds[name] = inf if again is None else again
-    return {name: needed for name, needed in seconds.items() if needed <= most}
+    def _first_run(self, name: str, limit: float) -> float:
+        self._watch.start()
+        results, self._profiles[name] = self._executors[name].profile(self._inputs, limit)
+        self._watch.stop()
+        return max(0.0, sum(self._profiles[name]) - self._watch.waited) if results else inf
 
+    def rounds(self, firsts: Mapping[str, float], budget: float, fewest: int) -> Race:
+        """Run all plans in rounds; first runs that took longer than the whole budget are a round if the first won."""
+        executors, watch = [self._executors[name] for name in firsts], self._watch
+        is_long = min(firsts.values()) > budget
+        times: list[list[float]] = [[seconds] if is_long else [] for seconds in firsts.values()]
+        warm: list[list[list[float]]] = [[] for _ in executors]
+        start = watch.now() - (sum(firsts.values()) if is_long else 0.0)
+        if is_long and _winner(times) != 0:
+            times, fewest = [[] for _ in times], max(fewest, _WARM_ROUNDS)
+        while _goes_on(times, watch.now() - start, budget, fewest):
+            if times[0] and not self._has_time([some[-1] for some in times]):
+                break
+            # alternately forwards and backwards, since the first plan of a round finds other data in the caches
+            order = list(enumerate(executors))
+            for index, executor in order if len(times[0]) % 2 else reversed(order):
+                watch.start()
+                if is_long:  # step by step, so that Ctrl-C works between two native calls
+                    warm[index].append(executor.profile(self._inputs)[1])
+                else:
+                    executor.run(self._inputs)
+                times[index].append(watch.stop())
+        runs = tuple(map(tuple, times if times[0] else [[seconds] for seconds in firsts.values()]))
+        is_disturbed = watch.is_disturbed(_DISTURBED_SHARE)
+        for _ in range(_STEPWISE_RUNS if is_disturbed else 0 if is_long else _PROFILED_RUNS):
+            if not self._has_time([min(some) for some in runs]):
+                break
+            for executor, known in zip(executors, warm, strict=True):
+                known.append(executor.profile(self._inputs)[1])
+        measured = [some or [self._profiles[name]] for name, some in zip(firsts, warm, strict=True)]
+        if is_disturbed:
+            runs = tuple((sum(_least(some)),) for some in measured)
+        steps = tuple(_scaled(_least(some), median(times)) for some, times in zip(measured, runs, strict=True))
+        lowest = tuple(quartiles(seconds)[0] for seconds in runs)
+        return Race(lowest, len(runs[0]), _winner(runs), tuple(firsts), runs, steps, is_disturbed)
 
-def _rounds(
-    executors: Mapping[str, Executor],
-    inputs: Sequence[torch.Tensor],
-    budget: float,
-    fewest: int,
-    firsts: Mapping[str, float],
-    profiles: Mapping[str, list[float]],
-    until: float,
-    clock: _Clock,
-) -> Race:
-    """Run all plans in rounds; first runs that took longer than the whole budget are a round if the first plan won."""
-    is_long = min(firsts.values()) > budget
-    times: list[list[float]] = [[firsts[name]] if is_long else [] for name in executors]
-    warm: list[list[list[float]]] = [[] for _ in executors]
-    start = perf_counter() - (sum(firsts.values()) if is_long else 0.0)
-    if is_long and _winner(times) != 0:
-        times, fewest = [[] for _ in times], max(fewest, _WARM_ROUNDS)
-    while _goes_on(times, perf_counter() - start, budget, fewest):
-        if times[0] and perf_counter() + sum(some[-1] for some in times) > until:
-            break
-        # alternately forwards and backwards, since the first plan of a round finds other data in the caches
-        order = list(enumerate(executors.values()))
-        for index, executor in order if len(times[0]) % 2 else reversed(order):
-            clock.start()
-            if is_long:  # step by step, so that Ctrl-C works between two native calls
-                warm[index].append(executor.profile(inputs)[1])
-            else:
-                executor.run(inputs)
-            times[index].append(clock.seconds())
-    runs = tuple(map(tuple, times if times[0] else [[seconds] for seconds in firsts.values()]))
-    profiled = _STEPWISE_RUNS if clock.is_disturbed else 0 if is_long else _PROFILED_RUNS
-    for _ in range(profiled):
-        if perf_counter() + sum(map(min, runs)) > until:
-            break
-        for executor, known in zip(executors.values(), warm, strict=True):
-            known.append(executor.profile(inputs)[1])
-    cold = ([profiles[name]] for name in executors)
-    measured = [some or first for some, first in zip(warm, cold, strict=True)]
-    if clock.is_disturbed:
-        runs = tuple((sum(_least(some)),) for some in measured)
-    steps = tuple(_scaled(_least(some), median(times)) for some, times in zip(measured, runs, strict=True))
-    lowest = tuple(quartiles(seconds)[0] for seconds in runs)
-    return Race(lowest, len(runs[0]), _winner(runs), tuple(executors), runs, steps, clock.is_disturbed)
+    def _has_time(self, seconds: Sequence[float]) -> bool:
+        """Return whether a round of so many seconds ends in time."""
+        return self._watch.now() + sum(seconds) <= self._until
 
 
 def _least(profiles: Sequence[Sequence[float]]) -> list[float]:
@@ -242,37 +261,6 @@ def _least(profiles: Sequence[Sequence[float]]) -> list[float]:
 def _scaled(steps: Sequence[float], seconds: float) -> tuple[float, ...]:
     """Return the seconds of each step, in all as many as a run takes: timing takes time, too."""
     return tuple(step * seconds / max(sum(steps), 1e-9) for step in steps)
-
-
-class _Clock:
-    """Seconds without those in which a thread waited for a processor, and the share of waiting in all."""
-
-    def __init__(self) -> None:
-        self._waiting = Waiting()
-        self._before = self._total = self._waited = 0.0
-
-    @property
-    def is_disturbed(self) -> bool:
-        return self._waited > _DISTURBED_SHARE * self._total
-
-    def start(self) -> None:
-        self._waiting.lap()
-        self._before = perf_counter()
-
-    def waited(self) -> float:
-        """Return the seconds of waiting since the start."""
-        waited = self._waiting.lap()
-        self._total += perf_counter() - self._before
-        self._waited += waited
-        return waited
-
-    def seconds(self) -> float:
-        """Return the seconds since the start without waiting."""
-        taken = perf_counter() - self._before
-        return max(0.0, taken - self.waited())
-
-    def close(self) -> None:
-        self._waiting.close()
 
 
 def _goes_on(times: Sequence[Sequence[float]], elapsed: float, budget: float, fewest: int) -> bool:

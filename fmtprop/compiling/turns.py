@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import count
 from math import inf
-from time import perf_counter, thread_time
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fmtprop.system.waiting import Waiting
+from fmtprop.system.timing import Stopwatch
 
 #: least and most timed runs of each side after the first ones, and seconds after which the least are enough
 _FEWEST, _TRIALS, _TRIAL_SECONDS = 2, 5, 0.5
@@ -29,7 +28,10 @@ Compare = Callable[[Callable[[], object], Callable[[], object], Callable[[], obj
 
 
 def compare(
-    ours: Callable[[], object], theirs: Callable[[], object], rest: Callable[[], object] | None = None
+    ours: Callable[[], object],
+    theirs: Callable[[], object],
+    rest: Callable[[], object] | None = None,
+    watch: Stopwatch | None = None,
 ) -> tuple[bool, tuple[float, float]]:
     """Return whether ours is faster, and the least seconds of both, run in turns.
 
@@ -38,6 +40,8 @@ def compare(
     rest : callable, optional
         Returns the memory that a side keeps between its runs. It is called before each change of sides, so that a
         comparison needs as much memory as the larger side. The next run, which takes new memory, does not count.
+    watch : Stopwatch, optional
+        Default: seconds of this thread's work if it has no others, else of all but waiting.
 
     Notes
     -----
@@ -45,24 +49,32 @@ def compare(
     with several, those in which none of them waited for a processor. Where one waited, sides take as many turns as
     close ones.
     """
-    with (
-        _disable_current_modes(),
-        _Stopwatch() as watch,
-    ):  # AOTAutograd watches each operator of a function's first call
-        start = watch.clock()
-        first = watch.seconds(ours), watch.seconds(theirs, rest)
+    sides, is_disturbed = (ours, theirs), False
+    # AOTAutograd watches each operator of a function's first call
+    with _disable_current_modes(), watch or Stopwatch(of_thread=torch.get_num_threads() == 1) as stopwatch:
+
+        def seconds(at: int, rests: bool) -> float:
+            nonlocal is_disturbed
+            if rests and rest is not None:
+                rest()
+            taken = stopwatch.time(sides[at])
+            is_disturbed |= stopwatch.was_disturbed(_WAITED_SHARE)
+            return taken
+
+        start = stopwatch.now()
+        first = seconds(0, False), seconds(1, True)
         if sum(first) > _LONG_SECONDS and first[1] > _CLEAR_RATIO * first[0]:
             return True, first
-        sides, figures, at = (ours, theirs), [inf, inf], 1
+        figures, at = [inf, inf], 1
         for turn in count(1):
-            for is_other in (False, True):
-                if is_other:
+            for changes in (False, True):
+                if changes:
                     at = 1 - at
                     if rest is not None:
-                        watch.seconds(sides[at], rest)
+                        seconds(at, True)
                 # other processes can only lengthen a run
-                figures[at] = min(figures[at], watch.seconds(sides[at]))
-            if turn >= _FEWEST and not _needs_turns(turn, watch.clock() - start, figures, watch.is_disturbed):
+                figures[at] = min(figures[at], seconds(at, False))
+            if turn >= _FEWEST and not _needs_turns(turn, stopwatch.now() - start, figures, is_disturbed):
                 break
     return figures[0] < figures[1], (figures[0], figures[1])
 
@@ -72,31 +84,3 @@ def _needs_turns(turns: int, seconds: float, figures: Sequence[float], is_distur
     if is_disturbed or max(figures) < _CLOSE_RATIO * min(figures):
         return turns < _CLOSE_TRIALS and seconds < _CLOSE_SECONDS
     return turns < _TRIALS and seconds < _TRIAL_SECONDS
-
-
-class _Stopwatch:
-    """Seconds of runs, without those in which a thread waited for a processor that other programs used."""
-
-    def __init__(self) -> None:
-        self._is_alone = torch.get_num_threads() == 1
-        self.clock = thread_time if self._is_alone else perf_counter
-        self._waiting = Waiting()
-        #: whether a thread waited during a run
-        self.is_disturbed = False
-
-    def __enter__(self) -> _Stopwatch:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._waiting.close()
-
-    def seconds(self, run: Callable[[], object], rest: Callable[[], object] | None = None) -> float:
-        if rest is not None:
-            rest()
-        self._waiting.lap()
-        before = self.clock()
-        run()
-        taken = self.clock() - before
-        waited = self._waiting.lap()
-        self.is_disturbed |= waited > _WAITED_SHARE * taken
-        return taken if self._is_alone else max(0.0, taken - waited)

@@ -7,7 +7,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from fmtprop.lens.gain import LEAST_TURNS, LONGEST_SECONDS, WAYS, Gain, Measurem
 from fmtprop.lens.tracer import logging, output_of
 from fmtprop.runtime.agreement import error_of_numbers
 from fmtprop.system.printable import first_line
+from fmtprop.system.timing import seconds_of
 from fmtprop.verbose import Ledger
 
 #: errors of a way to run a model that PyTorch or fmtprop does not support: they are reported, and the others run
@@ -61,9 +62,7 @@ def measure(
     turns = repeats
     while len(times["eager"]) < turns:
         for name, run in runs.items():
-            start = perf_counter()
-            run()
-            times[name].append(perf_counter() - start)
+            times[name].append(seconds_of(run))
         if len(times["eager"]) == turns and not _is_enough(times) and monotonic() < end:
             turns += LEAST_TURNS
     return tuple(

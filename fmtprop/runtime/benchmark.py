@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import median
 from time import perf_counter
 from typing import Any
 
 from fmtprop.errors import InputError
 from fmtprop.system.limits import MAX_RUNS
+from fmtprop.system.timing import Clock, quartiles, seconds_of
 
 
 @dataclass(frozen=True)
@@ -90,21 +91,9 @@ class BenchmarkResult:
         )
 
 
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return lower quartile, median and upper quartile, interpolating linearly between the two nearest values.
-
-    Examples
-    --------
-    >>> quartiles([4.0, 1.0, 3.0, 2.0])
-    (1.75, 2.5, 3.25)
-    """
-    if len(values) == 1:  # before Python 3.13 the library requires two
-        return values[0], values[0], values[0]
-    low, middle, high = quantiles(values, n=4, method="inclusive")
-    return low, middle, high
-
-
-def time_runs(run: Callable[[], object], runs: int | None, seconds: float | None, warmup: int) -> tuple[float, ...]:
+def time_runs(
+    run: Callable[[], object], runs: int | None, seconds: float | None, warmup: int, now: Clock = perf_counter
+) -> tuple[float, ...]:
     """Call a function again and again and return the seconds of each call.
 
     Parameters
@@ -128,9 +117,7 @@ def time_runs(run: Callable[[], object], runs: int | None, seconds: float | None
     for _ in range(warmup):
         run()
     times: list[float] = []
-    end = perf_counter() + (seconds if seconds is not None else 1.0)
-    while len(times) < runs if runs is not None else not times or perf_counter() < end:
-        start = perf_counter()
-        run()
-        times.append(perf_counter() - start)
+    end = now() + (seconds if seconds is not None else 1.0)
+    while len(times) < runs if runs is not None else not times or now() < end:
+        times.append(seconds_of(run, now))
     return tuple(times)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from fmtprop import dnnl
 from fmtprop.dnnl import doctor
 from fmtprop.errors import LoadError
@@ -38,6 +40,7 @@ def test_no_library_is_code_1_and_says_what_to_install(capsys, monkeypatch):
     assert "oneDNN           not usable" in out and "pip install" in out
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_costs_beside_times(capsys):
     code, out, _ = fmtprop(capsys, "doctor", "--costs", "residual", "--json")
     data = json.loads(out)

@@ -11,9 +11,8 @@ import torch
 import fmtprop as fp
 from fmtprop.api import compile_graph
 from fmtprop.compiling import budget, compilation, entrants, selection
-from fmtprop.compiling import race as race_module
 from fmtprop.compiling.options import Options
-from fmtprop.compiling.race import Race
+from fmtprop.compiling.race import Race, run_in_turns
 from fmtprop.compiling.stages import normalise
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.ir.graph import Graph
@@ -24,6 +23,7 @@ from fmtprop.report.text import certificate_text
 from fmtprop.runtime.build import Draft
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.tuning import costs, peaks, roofline, tuner
+from tests.clocks import Clock
 from tests.compiling.other_plans import unlike_any_other
 
 
@@ -318,23 +318,19 @@ class Renamed:
 class Slow:
     """A plan that is as slow as one likes, and what runs it: it moves the race's clock."""
 
-    now = 0.0
-    arena_nbytes = 0
+    clock = Clock()
 
     def __init__(self, seconds: float, cold: float = 0.0) -> None:
         self.seconds, self.cold = seconds, cold
 
     def run(self, inputs: object) -> None:
-        Slow.now += self.seconds
+        Slow.clock.now += self.seconds
 
     def profile(self, inputs: object, limit: float = inf) -> tuple[list[object], list[float]]:
         needed, self.cold = self.seconds + self.cold, 0.0
         spent = min(limit, needed)
-        Slow.now += spent
+        Slow.clock.now += spent
         return [None] if spent == needed else [], [spent]
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -347,10 +343,8 @@ class Slow:
         ((0.001, 0.002), 1.0, 5, 30),
     ],
 )
-def test_slow_plans_run_the_rounds_that_were_asked_for(monkeypatch, plans, budget, fewest, rounds) -> None:
-    monkeypatch.setattr(race_module, "Executor", lambda plan, arena: plan)
-    monkeypatch.setattr(race_module, "perf_counter", lambda: Slow.now)
-    found = race_module.race({str(plan): Slow(plan) for plan in plans}, [], budget, fewest)
+def test_slow_plans_run_the_rounds_that_were_asked_for(plans, budget, fewest, rounds) -> None:
+    found = run_in_turns({str(plan): Slow(plan) for plan in plans}, [], budget, fewest, watch=Slow.clock.watch())
     assert found is not None
     assert (found.rounds, found.winner) == (rounds, 0)
     assert found.seconds == pytest.approx(plans)
@@ -372,28 +366,24 @@ class Uneven(Slow):
 @pytest.mark.parametrize(
     ("other", "winner"), [((0.9,), 1), ((1.0,), 0), ((2.0, 0.1, 2.0), 0), ((0.9, 0.9, 2.0, 0.9), 1)]
 )
-def test_a_plan_must_be_faster_in_most_rounds_to_win(monkeypatch, other, winner) -> None:
-    monkeypatch.setattr(race_module, "Executor", lambda plan, arena: plan)
-    monkeypatch.setattr(race_module, "perf_counter", lambda: Slow.now)
-    found = race_module.race({"first": Uneven(1.0), "other": Uneven(*other)}, [], 0.0, 6)
+def test_a_plan_must_be_faster_in_most_rounds_to_win(other, winner) -> None:
+    found = run_in_turns({"first": Uneven(1.0), "other": Uneven(*other)}, [], 0.0, 6, watch=Slow.clock.watch())
     assert found is not None and found.winner == winner
 
 
 @pytest.mark.parametrize(("most", "rounds"), [(inf, 5), (6.9, 2), (2.0, 1)])
-def test_rounds_for_which_there_is_no_time_are_not_run(monkeypatch, most, rounds) -> None:
-    monkeypatch.setattr(race_module, "Executor", lambda plan, arena: plan)
-    monkeypatch.setattr(race_module, "perf_counter", lambda: Slow.now)
-    start = Slow.now
-    found = race_module.race({"first": Slow(1.0), "other": Slow(0.9)}, [], 0.2, 5, inf, None, most)
+def test_rounds_for_which_there_is_no_time_are_not_run(most, rounds) -> None:
+    start = Slow.clock.now
+    found = run_in_turns(
+        {"first": Slow(1.0), "other": Slow(0.9)}, [], 0.2, 5, inf, None, most, watch=Slow.clock.watch()
+    )
     assert found is not None and found.rounds == rounds
-    assert Slow.now - start <= max(most, 2 * 1.9 + 0.1)
+    assert Slow.clock.now - start <= max(most, 2 * 1.9 + 0.1)
 
 
 @pytest.mark.parametrize(("other", "winner"), [(1.2, 0), (0.9, 1)])
-def test_cold_first_runs_of_slow_plans_do_not_decide(monkeypatch, other, winner) -> None:
-    monkeypatch.setattr(race_module, "Executor", lambda plan, arena: plan)
-    monkeypatch.setattr(race_module, "perf_counter", lambda: Slow.now)
-    found = race_module.race({"first": Slow(1.0, 0.5), "other": Slow(other)}, [], 0.2)
+def test_cold_first_runs_of_slow_plans_do_not_decide(other, winner) -> None:
+    found = run_in_turns({"first": Slow(1.0, 0.5), "other": Slow(other)}, [], 0.2, watch=Slow.clock.watch())
     assert found is not None and (found.winner, found.rounds) == (winner, 3)
     assert found.seconds == pytest.approx((1.0, other))
 
@@ -407,13 +397,11 @@ def test_cold_first_runs_of_slow_plans_do_not_decide(monkeypatch, other, winner)
         ((9.0, 10.0), 1.0, 2 * 4.1 + 9.0 + 10.0),  # where all do, they get more time
     ],
 )
-def test_a_plan_that_cannot_win_is_interrupted(monkeypatch, plans, expected, seconds) -> None:
-    monkeypatch.setattr(race_module, "Executor", lambda plan, arena: plan)
-    monkeypatch.setattr(race_module, "perf_counter", lambda: Slow.now)
-    start = Slow.now
-    found = race_module.race({str(plan): Slow(plan) for plan in plans}, [], 0.2, 1, expected)
+def test_a_plan_that_cannot_win_is_interrupted(plans, expected, seconds) -> None:
+    start = Slow.clock.now
+    found = run_in_turns({str(plan): Slow(plan) for plan in plans}, [], 0.2, 1, expected, watch=Slow.clock.watch())
     assert found is not None and found.names[found.winner] == str(min(plans)) and found.rounds == 1
-    assert Slow.now - start == pytest.approx(seconds)
+    assert Slow.clock.now - start == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(

@@ -9,53 +9,38 @@ from itertools import chain, pairwise, repeat
 import pytest
 
 from fmtprop.compiling import turns
+from tests.clocks import Clock
 from tests.threads import torch_threads
 
 
-class Clock:
-    """Seconds, moved by calls; a part of them is waiting."""
+def call(clock: Clock, slow: Sequence[float], usual: float) -> Callable[[], None]:
+    """Return a call that takes seconds of a list, then the usual ones."""
+    seconds = chain(slow, repeat(usual))
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = self.waited = 0.0
-        monkeypatch.setattr(turns, "Waiting", lambda: self)
-        for name in ("perf_counter", "thread_time"):
-            monkeypatch.setattr(turns, name, lambda: self.now)
+    def run() -> None:
+        clock.now += next(seconds)
 
-    def lap(self) -> float:
-        waited, self.waited = self.waited, 0.0
-        return waited
-
-    def close(self) -> None:
-        pass
-
-    def call(self, slow: Sequence[float], usual: float) -> Callable[[], None]:
-        """Return a call that takes seconds of a list, then the usual ones."""
-        seconds = chain(slow, repeat(usual))
-
-        def run() -> None:
-            self.now += next(seconds)
-
-        return run
+    return run
 
 
-def test_close_calls_take_turns_until_slow_moments_are_over(monkeypatch):
-    clock = Clock(monkeypatch)
-    ours, theirs = clock.call([0.2, *[0.12] * 6], 0.1), clock.call([0.2], 0.11)
-    assert turns.compare(ours, theirs) == (True, pytest.approx((0.1, 0.11)))
+def test_close_calls_take_turns_until_slow_moments_are_over():
+    clock = Clock()
+    ours, theirs = call(clock, [0.2, *[0.12] * 6], 0.1), call(clock, [0.2], 0.11)
+    assert turns.compare(ours, theirs, watch=clock.watch()) == (True, pytest.approx((0.1, 0.11)))
 
 
 @pytest.mark.parametrize(
     ("seconds", "runs"), [((0.1, 0.3), 3), ((1e-4, 3e-4), 6), ((1e-4, 1.1e-4), 21), ((2.0, 2.2), 3)]
 )
-def test_runs_of_each_side(monkeypatch, seconds, runs):
-    clock, calls = Clock(monkeypatch), []
-    ours, theirs = (clock.call([], one) for one in seconds)
-    turns.compare(lambda: (calls.append(1), ours()), theirs)
+def test_runs_of_each_side(seconds, runs):
+    clock, calls = Clock(), []
+    ours, theirs = (call(clock, [], one) for one in seconds)
+    turns.compare(lambda: (calls.append(1), ours()), theirs, watch=clock.watch())
     assert len(calls) == runs
 
 
-def test_each_change_of_sides_has_a_rest_and_the_next_run_does_not_count(monkeypatch):
-    clock, calls = Clock(monkeypatch), []
+def test_each_change_of_sides_has_a_rest_and_the_next_run_does_not_count():
+    clock, calls = Clock(), []
 
     def side(name: str, seconds: float) -> Callable[[], None]:
         def run() -> None:
@@ -64,24 +49,23 @@ def test_each_change_of_sides_has_a_rest_and_the_next_run_does_not_count(monkeyp
 
         return run
 
-    found = turns.compare(side("ours", 0.3), side("theirs", 0.25), lambda: calls.append("rest"))
+    found = turns.compare(side("ours", 0.3), side("theirs", 0.25), lambda: calls.append("rest"), clock.watch())
     assert found == (False, (pytest.approx(0.3), pytest.approx(0.25)))
     for one, other in pairwise(calls):
         assert "rest" in (one, other) or one == other
     assert calls.count("ours") == calls.count("theirs") == 4
 
 
-def test_with_several_threads_waiting_does_not_count(monkeypatch):
+def test_with_several_threads_waiting_does_not_count():
     """Beside busy programs, ours waits half of the time, theirs never: ours is faster all the same."""
-    clock, calls = Clock(monkeypatch), []
+    clock, calls = Clock(), []
 
     def ours() -> None:
         calls.append(1)
         clock.now += 0.3
         clock.waited = 0.2
 
-    with torch_threads(2):
-        faster, seconds = turns.compare(ours, clock.call([], 0.15))
+    faster, seconds = turns.compare(ours, call(clock, [], 0.15), watch=clock.watch())
     assert faster and seconds == pytest.approx((0.1, 0.15))
     assert len(calls) > 3, "more turns than on an idle machine"
 

@@ -120,7 +120,7 @@ def test_strides_that_interleave_are_left_in_two_steps():
             return F.relu(F.conv3d(x[:, :, :, ::3], torch.ones(8, 8, 3, 3, 3), padding=1))
 
     x = torch.randn(1, 8, 1, 4, 1)  # the slice has two elements 3 apart in rows of 4: no reorder leads into blocks
-    net = fp.compile(Slice(), x, policy="optimal", tune="model", pin={"conv_1.src": "nCdhw8c"})
+    net = fp.compile(Slice(), x, policy="optimal", deterministic=True, pin={"conv_1.src": "nCdhw8c"})
     torch.testing.assert_close(net(x), Slice()(x), rtol=1e-4, atol=1e-4)
     steps = [node.descs[0].tag for node in net.graph.nodes() if node.op == "reorder" and node.descs[0].dims[3] == 2]
     assert steps[:2] == ["abcde", "aBcde8b"]

@@ -416,7 +416,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_filtered_model_runs(size):
     torch.manual_seed(0)
     module, x = Two().eval(), torch.randn(size)
-    net = fp.compile(module, x, confirm=False, verify="full")
+    net = fp.compile(module, x, deterministic=True, verify="full")
     assert sum(step.node.name.endswith(".joined") for step in net.plan.steps) == 2
     assert {step.target for step in net.plan.steps} == {"onednn"}
     assert not any(step.node.choice.impl.startswith("ref") for step in net.plan.steps)
@@ -440,7 +440,7 @@ class Residual(nn.Module):
 def test_a_residual_is_added_to_what_a_filtered_convolution_gives(batch):
     torch.manual_seed(0)
     module, x = Residual().eval(), torch.randn(batch, 16, 7, 7)
-    net = fp.compile(module, x, confirm=False, verify="full")
+    net = fp.compile(module, x, deterministic=True, verify="full")
     steps = {step.node.name: step for step in net.plan.steps}
     (joined,) = [step for name, step in steps.items() if name.endswith(".joined")]
     (added,) = [step for step in steps.values() if any(post_op.op == "sum" for post_op in step.node.post_ops)]

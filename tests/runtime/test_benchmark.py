@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-from fmtprop.runtime import benchmark
 from fmtprop.runtime.benchmark import BenchmarkResult, time_runs
 from fmtprop.runtime.executor import Executor
+from fmtprop.system.timing import Clock
 from tests.threads import torch_threads
 
 
@@ -26,29 +26,28 @@ def test_runs_are_counted_after_the_warm_up():
     assert len(calls) == 10
 
 
-def clock(monkeypatch, ticks: list[float]) -> None:
-    remaining = iter(ticks)
-    monkeypatch.setattr(benchmark, "perf_counter", lambda: next(remaining))
+def clock(ticks: list[float]) -> Clock:
+    return iter(ticks).__next__
 
 
-def test_each_run_is_timed_on_its_own(monkeypatch):
-    clock(monkeypatch, [0.0, 1.0, 1.5, 10.0, 10.25])
-    assert time_runs(lambda: None, 2, None, 0) == (0.5, 0.25)
+def test_each_run_is_timed_on_its_own():
+    now = clock([0.0, 1.0, 1.5, 10.0, 10.25])
+    assert time_runs(lambda: None, 2, None, 0, now) == (0.5, 0.25)
 
 
-def test_seconds_end_the_runs(monkeypatch):
-    clock(monkeypatch, [0.0, 0.0, 0.75, 0.75, 0.75, 2.5, 2.5])
-    assert time_runs(lambda: None, None, 2.0, 0) == (0.75, 1.75)
+def test_seconds_end_the_runs():
+    now = clock([0.0, 0.0, 0.75, 0.75, 0.75, 2.5, 2.5])
+    assert time_runs(lambda: None, None, 2.0, 0, now) == (0.75, 1.75)
 
 
-def test_however_short_the_time_one_run_is_made(monkeypatch):
-    clock(monkeypatch, [0.0, 5.0, 6.0, 6.0])
-    assert time_runs(lambda: None, None, 0.001, 0) == (1.0,)
+def test_however_short_the_time_one_run_is_made():
+    now = clock([0.0, 5.0, 6.0, 6.0])
+    assert time_runs(lambda: None, None, 0.001, 0, now) == (1.0,)
 
 
-def test_a_second_is_the_default(monkeypatch):
-    clock(monkeypatch, [0.0, 0.0, 0.5, 0.9, 0.9, 1.1, 1.1])
-    assert len(time_runs(lambda: None, None, None, 0)) == 2
+def test_a_second_is_the_default():
+    now = clock([0.0, 0.0, 0.5, 0.9, 0.9, 1.1, 1.1])
+    assert len(time_runs(lambda: None, None, None, 0, now)) == 2
 
 
 def test_a_model_times_itself(net):
