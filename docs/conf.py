@@ -17,6 +17,7 @@ NAVIGATION = {
             "docs/tutorial",
             "docs/pytorch",
             "docs/language_models",
+            "docs/quantization",
             "docs/training",
             "docs/deploy",
             "docs/onnx",

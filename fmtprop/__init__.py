@@ -23,6 +23,7 @@ _EXPORTS = {
     "load_plan": "fmtprop.compiling.loading",
     "explain": "fmtprop.dynamo",
     "optimize": "fmtprop.dynamo.optimized",
+    "quantize": "fmtprop.frontends.quantizing",
     "explain_torch": "fmtprop.lens.explain",
     "inspect": "fmtprop.targets.mkldnn",
     "CompiledModel": "fmtprop.compiling.compiled",
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from fmtprop.frontends import from_torch as from_torch
     from fmtprop.frontends import load as load
     from fmtprop.frontends import save as save
+    from fmtprop.frontends.quantizing import quantize as quantize
     from fmtprop.ir import Graph as Graph
     from fmtprop.layout import DataType as DataType
     from fmtprop.layout import MemoryDesc as MemoryDesc

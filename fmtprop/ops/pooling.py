@@ -23,6 +23,7 @@ from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType
 from fmtprop.ops.arguments import axes_of, batched, computable, first_of, ints, unbatched
 from fmtprop.ops.building import FEW_SUMMANDS, Ready, Tensors, check_summands, primitive_of
 from fmtprop.ops.reduction import Reduction
@@ -241,7 +242,15 @@ def average_attributes(call: Call, spatial: int) -> Pooling | None:
 
 
 def _pool(call: Call, attrs: Pooling | None) -> Value | None:
-    return None if attrs is None or not computable(call, call["self"]) else _emit(call, attrs)
+    if attrs is None or not (computable(call, call["self"]) or _is_of_bytes(call, attrs)):
+        return None
+    return _emit(call, attrs)
+
+
+def _is_of_bytes(call: Call, attrs: Pooling) -> bool:
+    """Return whether it is a maximum of integers of a quantized model, which PyTorch has for images and volumes."""
+    is_maximum = attrs.alg == "max" and len(attrs.kernel) > 1 and attrs.pad_l == attrs.pad_r
+    return is_maximum and call.type(call["self"]).dtype in (DataType.U8, DataType.S8)
 
 
 def _max(spatial: int) -> Importer:

@@ -22,7 +22,7 @@ from fmtprop.ir.grid import Grid
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, PostOpForm, Sample
-from fmtprop.ir.tensors import torch_dtype
+from fmtprop.ir.tensors import data_type, tensor_type, torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.building import Tensors
@@ -237,12 +237,15 @@ def _quantize(
     high: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    attrs = Quantize(str(DataType.from_any(dtype).value), low, high, axis)
-    return reference_quantize(attrs, _present(src=src, scale=scale, zero_point=zero))[0]
+    attrs, tensors = Quantize(data_type(dtype).value, low, high, axis), _present(src=src, scale=scale, zero_point=zero)
+    infer_quantize(attrs, {name: tensor_type(tensor) for name, tensor in tensors.items()})
+    return reference_quantize(attrs, tensors)[0]
 
 
 def _dequantize(src: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, axis: int) -> torch.Tensor:
-    return reference_dequantize(Dequantize(axis), _present(src=src, scale=scale, zero_point=zero))[0]
+    attrs, tensors = Dequantize(axis), _present(src=src, scale=scale, zero_point=zero)
+    infer_dequantize(attrs, {name: tensor_type(tensor) for name, tensor in tensors.items()})
+    return reference_dequantize(attrs, tensors)[0]
 
 
 def _present(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
@@ -297,6 +300,28 @@ def _to_pytorch(scale: str, zero: str) -> Callable[[Call], Value | None]:
         )
 
     return importer
+
+
+#: limits of integers of a byte
+_LIMITS = {DataType.U8: (0, 255), DataType.S8: (-128, 127)}
+
+
+def _simulated(call: Call) -> Value | None:
+    """Import PyTorch's own pair, as modules of NNCF and of quantization-aware training have it."""
+    src, low, high = call["self"], call["quant_min"], call["quant_max"]
+    fitting = [dtype for dtype, (least, largest) in _LIMITS.items() if least <= low < high <= largest]
+    if call.type(src).dtype is not DataType.F32 or not fitting:
+        return None
+    if "fake_quant_enabled" in call.args and call.scalar(call["fake_quant_enabled"]) != 1:
+        return None
+    parameters, axis = _vectors(call, "scale", "zero_point"), call.args.get("axis", 0)
+    if call.type(parameters["zero_point"]).dtype is not DataType.S64:
+        zeros = call.tensor(parameters["zero_point"])
+        if zeros is None:
+            return None
+        parameters["zero_point"] = call.constant(zeros.long().tolist(), "s64")
+    stored = call.emit("quantize", {"src": src, **parameters}, Quantize(fitting[0].value, low, high, axis))
+    return call.emit("dequantize", {"src": stored, **parameters}, Dequantize(axis))
 
 
 # ---------------------------------------------------------------- ONNX
@@ -398,6 +423,12 @@ DEQUANTIZE = OpDef(
         "quantized_decomposed.dequantize_per_tensor.default": _to_pytorch("scale", "zero_point"),
         "quantized_decomposed.dequantize_per_tensor.tensor": _to_pytorch("scale", "zero_point"),
         "quantized_decomposed.dequantize_per_channel.default": _to_pytorch("scales", "zero_points"),
+        "aten.fake_quantize_per_tensor_affine.default": _simulated,
+        "aten.fake_quantize_per_tensor_affine.tensor_qparams": _simulated,
+        "aten.fake_quantize_per_tensor_affine_cachemask.default": _simulated,
+        "aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": _simulated,
+        "aten.fake_quantize_per_channel_affine.default": _simulated,
+        "aten.fake_quantize_per_channel_affine_cachemask.default": _simulated,
     },
     onnx=Onnx(_write_dequantize),
 )

@@ -8,7 +8,6 @@ from fmtprop.passes.precision.lower import WidenPrecision
 from fmtprop.passes.precision.mark_exact import MarkExact
 from fmtprop.passes.precision.mark_grids import MarkGrids
 from fmtprop.passes.precision.pair_quantization import PairQuantization
-from fmtprop.passes.precision.shifted_rows import ShiftedRows
 from fmtprop.passes.rewrites.absorb_flatten import AbsorbFlatten
 from fmtprop.passes.rewrites.before_concat import BeforeConcat
 from fmtprop.passes.rewrites.channel_shuffle import RecogniseShuffle
@@ -57,8 +56,6 @@ NORMALISE: tuple[Pass, ...] = (
     BeforeConcat(),
     FoldBatchNorm(),
     AbsorbFlatten(),
-    # after weights are folded; before fusion
-    ShiftedRows(),
     # after normalizations are folded into the channels; before DelayReshapes, which moves the activation
     DeconvolvePixels(),
     # before FewRows, which takes the products of attention apart

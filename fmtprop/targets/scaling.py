@@ -199,15 +199,15 @@ def scaling_of(node: Node, stored: Stored) -> Scaling:
 #: parts of the names of implementations that sum products of bytes in 32 bits
 _EXACT = ("vnni", "amx", "avx10", "ref")
 
-#: smallest and largest multiple of weights of 7 bits
-_SEVEN_BITS = (-64, 63)
+#: largest sum of a pair of products in 16 bits
+_LARGEST_PAIR = 2**15 - 1
 
 
 def saturates(node: Node, stored: Stored, impl: str, *, has_vnni: bool) -> bool:
     """Return whether an implementation may add pairs of products of bytes in 16 bits, which saturate.
 
-    Without VNNI, that is so for any products but those of depthwise convolutions, and of 7-bit weights. If sources are
-    signed, oneDNN halves the weights then, which loses their last bit.
+    Without VNNI, that is so for any products but those of depthwise convolutions, and where weights or sources have 7
+    bits. If sources are signed, oneDNN halves the weights then, which loses their last bit.
     """
     grids, linear = byte_grids(node, stored), linear_of(node)
     is_general = "gemm" in impl.replace("brgemm", "")
@@ -215,9 +215,9 @@ def saturates(node: Node, stored: Stored, impl: str, *, has_vnni: bool) -> bool:
         return False
     if stored["src"] is not DataType.U8:
         return True
-    weights = grids["weights"]
-    is_small = weights.low >= _SEVEN_BITS[0] and weights.high <= _SEVEN_BITS[1]
-    return not (is_small or (_is_depthwise(node) and not is_general))
+    src, weights = grids["src"], grids["weights"]
+    largest = 2 * (src.high - src.low) * max(-weights.low, weights.high)
+    return not (largest <= _LARGEST_PAIR or (_is_depthwise(node) and not is_general))
 
 
 def _is_depthwise(node: Node) -> bool:
@@ -251,7 +251,7 @@ def _of_products(node: Node, stored: Stored, grids: Mapping[str, Grid]) -> Scali
     mask = 0
     if weights.varies:
         ndim = len(node.results[0].dims)
-        outputs = (len(shape) - 1,) if linear.by_columns else (0, 1) if linear.windowed and len(shape) > ndim else (0,)
+        outputs = (0, 1) if len(shape) > ndim else (len(shape) - 1,) if linear.by_columns else (0,)
         if not set(weights.axes) <= set(outputs) or prod(shape) != prod(shape[axis] for axis in outputs):
             raise UnsupportedOpError(f"{node.label}: scales of weights vary along axes {weights.axes}, not {outputs}")
         mask = sum(1 << axis for axis in outputs)

@@ -35,6 +35,7 @@ PUBLIC = {
     "load_plan",
     "onnx",
     "optimize",
+    "quantize",
     "save",
     # errors
     "DnnlError",

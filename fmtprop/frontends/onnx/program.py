@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from fmtprop.errors import FmtpropError, ImportModelError
+from fmtprop.errors import FmtpropError, ImportModelError, ShapeError
 from fmtprop.frontends.onnx import limits, operators
 from fmtprop.frontends.onnx.modes import SizesOnly
 from fmtprop.frontends.onnx.operators.values import DataDependentError, NotInTorchError, is_known, is_repeated
@@ -169,6 +169,8 @@ class _Run:
                 if text.startswith("node ")
                 else DataDependentError(f"{step.label}: {text.partition(' depends on the values')[0]}")
             ) from None
+        except ShapeError as error:
+            raise OperandsError(f"{step.label}: {error}") from error
         except FmtpropError:
             raise
         except ImportError as error:
@@ -221,6 +223,8 @@ class _Run:
         known = keywords(function)
         if "wanted" in known:
             extra["wanted"] = len(step.outputs)
+        if "rounded" in known:
+            extra["rounded"] = step.rounded
         if "run" in known:
             doubtful = step.op == "If" and not is_known(arguments[0])
             extra["run"] = lambda body, values: self._subgraph(step, body, values, scope, doubtful)

@@ -66,6 +66,8 @@ class Step:
         Decoded; a subgraph is a :class:`Body`.
     last : list of str
         Values that no later step reads.
+    rounded : bool
+        Whether only conversions to f32 read its first result.
     """
 
     node: onnx.NodeProto
@@ -78,6 +80,7 @@ class Step:
     attributes: dict[str, Any]
     label: str
     last: list[str] = field(default_factory=list)
+    rounded: bool = False
 
     @property
     def name(self) -> str:
@@ -137,7 +140,7 @@ def body_of(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Body:
     for step in (_step(node, index, opsets) for index, node in enumerate(graph.node)):
         if not _is_constant(step, body):
             body.steps.append(step)
-    _mark_last(body)
+    _mark_readers(body)
     return body
 
 
@@ -190,13 +193,19 @@ def _check_attributes(label: str, function: Callable[..., Any], attributes: Mapp
         raise ImportModelError(f"{label} has the attribute {unknown!r}, which is not supported")
 
 
-def _mark_last(body: Body) -> None:
-    """Record the last step that reads each value; subgraphs also read values of their enclosing graphs."""
-    seen = set(body.outputs)
+def _mark_readers(body: Body) -> None:
+    """Record the last step that reads each value, and which results are rounded to f32 by all readers.
+
+    Subgraphs also read values of their enclosing graphs.
+    """
+    seen, exact = set(body.outputs), set(body.outputs)
     for step in reversed(body.steps):
         read = set(_reads(step))
         step.last = [name for name in {*read, *step.outputs} - seen if name]
+        step.rounded = bool(step.outputs) and step.outputs[0] not in exact
         seen |= read
+        if (step.domain, step.op, step.attributes.get("to")) != ("", "Cast", onnx.TensorProto.FLOAT):
+            exact |= read
 
 
 def _reads(step: Step) -> Iterable[str]:
@@ -238,7 +247,7 @@ def expanded(step: Step, arguments: Sequence[Any]) -> Body | None:
     body.steps = [_step(node, index, opsets) for index, node in enumerate(nodes)]
     for inner in body.steps:
         inner.label = f"{step.label}, within it {inner.label}"
-    _mark_last(body)
+    _mark_readers(body)
     return body
 
 

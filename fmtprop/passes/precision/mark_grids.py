@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from fmtprop.ir.facets import Bytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.grid import Grid
@@ -17,8 +19,8 @@ from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.ports import result_names
 from fmtprop.layout import DataType
 from fmtprop.ops.evaluate import evaluate_node
-from fmtprop.ops.quantization import FakeQuantize
-from fmtprop.passes.editing import viewed_grid
+from fmtprop.ops.quantization import Dequantize, FakeQuantize
+from fmtprop.passes.editing import constant, viewed_grid
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,53 @@ def _grid(graph: Graph, node: Node, found: Mapping[Value, Grid]) -> Grid | None:
     last = node.post_ops[-1].attrs if node.post_ops else node.attrs
     if isinstance(last, FakeQuantize):
         return last.grid if last.high - last.low < 256 else None
-    if node.post_ops:
-        return None
+    if node.post_ops or not keeps_numbers(node):
+        return _of_integers(graph, node)
     declaration, sources = opdef(node.op), graph.inputs(node.name)
     if declaration.category is Category.VIEW:
         source = found.get(sources["src"])
         dims = graph.type_of(sources["src"]).dims
         return None if source is None else viewed_grid(source, dims, lambda src: evaluate_node(node, {"src": src})[0])
-    if declaration.bytes(node.attrs) is not Bytes.MOVED:
-        return None
     grids = {found.get(value) for value in sources.values()}
     (grid, *others) = grids
     return None if others or grid is None or grid.varies else grid
+
+
+def keeps_numbers(node: Node) -> bool:
+    """Return whether each number of an op's result is one of its sources' numbers."""
+    declaration = opdef(node.op)
+    return declaration.category is Category.VIEW or declaration.bytes(node.attrs) is Bytes.MOVED
+
+
+#: limits of integers of a byte
+LIMITS = {DataType.U8: (0, 255), DataType.S8: (-128, 127)}
+
+
+def _of_integers(graph: Graph, node: Node) -> Grid | None:
+    """Return the grid of dequantized bytes, such as the caller's, or those that a scale of the same run made."""
+    if not isinstance(node.attrs, Dequantize) or node.post_ops:
+        return None
+    limits, found = LIMITS.get(graph.type_of(graph.inputs(node.name)["src"]).dtype), scale_and_zero(graph, node)
+    if limits is None or found is None or not limits[0] <= found[1] <= limits[1]:
+        return None
+    scale, zero = found
+    return Grid((scale,), limits[0] - zero, limits[1] - zero)
+
+
+def scale_and_zero(graph: Graph, node: Node) -> tuple[float, int] | None:
+    """Return the one scale and zero point of a node; None if it has several, or if they are computed."""
+    found = scales_and_zeros(graph, node)
+    if found is None or found[0].numel() != 1:
+        return None
+    scales, zeros = found
+    return float(scales.item()), int(zeros.item())
+
+
+def scales_and_zeros(graph: Graph, node: Node) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the scales and the zero points of a quantization or dequantization; None if they are computed."""
+    inputs = graph.inputs(node.name)
+    scales = constant(graph, inputs["scale"])
+    zeros = torch.zeros(1, dtype=torch.int64) if "zero_point" not in inputs else constant(graph, inputs["zero_point"])
+    if scales is None or zeros is None:
+        return None
+    return scales.float().flatten(), zeros.to(torch.int64).flatten().expand(scales.numel())

@@ -18,10 +18,7 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.quantization import Dequantize, FakeQuantize, Quantize
 from fmtprop.passes.editing import bypass, constant, insert, is_constant, new_constant
-from fmtprop.passes.precision.mark_grids import grids_of
-
-#: types of quantized numbers that fit into a byte, with their limits
-_BYTES = {DataType.U8: (0, 255), DataType.S8: (-128, 127)}
+from fmtprop.passes.precision.mark_grids import LIMITS, grids_of, keeps_numbers, scale_and_zero, scales_and_zeros
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,8 @@ class PairQuantization:
 
     Notes
     -----
-    Requires a well-formed graph without formats. Quantizations of another scale, or of more than 8 bits, stay nodes.
+    Requires a well-formed graph without formats. Quantizations of another scale, or of more than 8 bits, stay nodes. A
+    dequantization is moved before views, maxima and concats of integers.
     """
 
     name: ClassVar[str] = "pair-quantization"
@@ -40,15 +38,17 @@ class PairQuantization:
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph."""
         graph = graph.copy()
-        for node in graph.nodes():
-            if isinstance(node.attrs, Quantize | Dequantize):
-                _check_scales(graph, node)
-        made: dict[tuple[Value, FakeQuantize], Value] = {}
+        quantized = [node for node in graph.nodes() if isinstance(node.attrs, Quantize | Dequantize)]
+        if not quantized:
+            return graph
+        for node in quantized:
+            _check_scales(graph, node)
+        reals = _Reals(graph)
         for node in graph.nodes():
             if isinstance(node.attrs, Dequantize):
-                _rewrite(graph, node, made)
+                _rewrite(graph, node, reals)
         graph.remove_dead()
-        return _without_effectless(graph) if made else graph
+        return _without_effectless(graph)
 
 
 def _check_scales(graph: Graph, node: Node) -> None:
@@ -64,67 +64,102 @@ def _check_scales(graph: Graph, node: Node) -> None:
         return
     wrong = ~((scales > 0) & scales.isfinite())
     if wrong.any():
+        where = f" from {node.origin}" if node.origin else ""
         raise ShapeError(
-            f"{node.label}: its scale is {scales[wrong].flatten()[0].item()}, but must be positive and finite: "
+            f"{node.label}{where}: its scale is {scales[wrong].flatten()[0].item()}, but must be positive and finite: "
             "quantize the model again with data that vary"
         )
 
 
-def _rewrite(graph: Graph, node: Node, made: dict[tuple[Value, FakeQuantize], Value]) -> None:
+def _rewrite(graph: Graph, node: Node, reals: _Reals) -> None:
     """Replace a dequantization."""
     source = graph.inputs(node.name)["src"]
     producer = graph.node(source.node)
+    if isinstance(producer.attrs, Quantize):
+        source = _quantized_constant(graph, producer, node) or source
     if is_constant(graph, source):
         _dequantize_constant(graph, node, source)
-    elif isinstance(producer.attrs, Quantize):
-        rounding = _rounding(graph, producer, node)
-        if rounding is None:
-            return
-        src = graph.inputs(producer.name)["src"]
-        if (src, rounding) not in made:
-            made[src, rounding] = insert(graph, producer, rounding, src=src)
-        bypass(graph, node, [made[src, rounding]])
+        return
+    value = reals.of(source, node)
+    if value is not None:
+        bypass(graph, node, [value])
 
 
-def _rounding(graph: Graph, quantize: Node, dequantize: Node) -> FakeQuantize | None:
+class _Reals:
+    """The real numbers for which computed integers stand, made once for all their readers.
+
+    Views, maxima and other ops that keep numbers give the integers of their sources, so real sources give real
+    results.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._made: dict[tuple[Value, float, int], Value] = {}
+
+    def of(self, source: Value, dequantize: Node) -> Value | None:
+        """Return real numbers without a dequantization; None if there are none."""
+        found = scale_and_zero(self.graph, dequantize)
+        if found is None:
+            return None
+        key = (source, *found)
+        if key not in self._made:
+            value = self._new(source, found, dequantize)
+            if value is None:
+                return None
+            self._made[key] = value
+        return self._made[key]
+
+    def _new(self, source: Value, found: tuple[float, int], dequantize: Node) -> Value | None:
+        producer, graph = self.graph.node(source.node), self.graph
+        if producer.is_boundary:
+            return None
+        sources = graph.inputs(producer.name)
+        if isinstance(producer.attrs, Quantize):
+            rounding = _rounding(graph, producer, found)
+            return None if rounding is None else insert(graph, dequantize, rounding, src=sources["src"])
+        if not keeps_numbers(producer) or graph.type_of(source).dtype not in LIMITS:
+            return None
+        parts = {name: self._part(value, dequantize) for name, value in sources.items()}
+        return insert(graph, dequantize, producer.attrs, **parts)
+
+    def _part(self, source: Value, dequantize: Node) -> Value:
+        """Return the real numbers of one source, by another dequantization if need be."""
+        value = self.of(source, dequantize)
+        if value is None:
+            parameters = {name: one for name, one in self.graph.inputs(dequantize.name).items() if name != "src"}
+            value = insert(self.graph, dequantize, Dequantize(), src=source, **parameters)
+        return value
+
+
+def _rounding(graph: Graph, quantize: Node, found: tuple[float, int]) -> FakeQuantize | None:
     """Return the attributes of a pair with one scale; None for any other pair."""
     attrs, source = quantize.attrs, graph.inputs(quantize.name)["src"]
     if not isinstance(attrs, Quantize) or graph.type_of(source).dtype is not DataType.F32:
         return None
-    first, second = (_scale_and_zero(graph, node) for node in (quantize, dequantize))
-    if first is None or first != second or not attrs.low <= first[1] <= attrs.high:
+    scale, zero = found
+    if scale_and_zero(graph, quantize) != found or not attrs.low <= zero <= attrs.high:
         return None
-    scale, zero = first
     return FakeQuantize(scale, attrs.low - zero, attrs.high - zero)
 
 
-def _scale_and_zero(graph: Graph, node: Node) -> tuple[float, int] | None:
-    """Return the one scale and zero point of a node; None if it has several, or if they are computed."""
-    found = _scales_and_zeros(graph, node)
-    if found is None or found[0].numel() != 1:
+def _quantized_constant(graph: Graph, quantize: Node, reader: Node) -> Value | None:
+    """Return the integers of a quantized constant, such as weights in training's form; None if it is computed."""
+    tensors = {name: constant(graph, value) for name, value in graph.inputs(quantize.name).items()}
+    known = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    if len(known) < len(tensors):
         return None
-    scales, zeros = found
-    return float(scales.item()), int(zeros.item())
-
-
-def _scales_and_zeros(graph: Graph, node: Node) -> tuple[torch.Tensor, torch.Tensor] | None:
-    inputs = graph.inputs(node.name)
-    scales = constant(graph, inputs["scale"])
-    zeros = torch.zeros(1, dtype=torch.int64) if "zero_point" not in inputs else constant(graph, inputs["zero_point"])
-    if scales is None or zeros is None:
-        return None
-    return scales.float().flatten(), zeros.to(torch.int64).flatten().expand(scales.numel())
+    return new_constant(graph, evaluate_node(quantize, known)[0], reader, quantize.origin)
 
 
 def _dequantize_constant(graph: Graph, node: Node, source: Value) -> None:
     """Replace a dequantized constant by one of real numbers, which are made when they are packed."""
-    parameters, type_ = _scales_and_zeros(graph, node), graph.type_of(source)
-    if parameters is None or type_.dtype not in _BYTES or not type_.size:
+    parameters, type_ = scales_and_zeros(graph, node), graph.type_of(source)
+    if parameters is None or type_.dtype not in LIMITS or not type_.size:
         return
     scales, zeros = parameters
     if not (zeros == zeros[0]).all():
         return
-    zero, (low, high) = int(zeros[0]), _BYTES[type_.dtype]
+    zero, (low, high) = int(zeros[0]), LIMITS[type_.dtype]
     axis = node.attrs.axis if isinstance(node.attrs, Dequantize) else 0
     shape = tuple(size if place == axis else 1 for place, size in enumerate(type_.dims)) if len(scales) > 1 else ()
     try:

@@ -288,7 +288,8 @@ def _lp_pool(x: Tensor, *, kernel_shape: Sequence[int], ceil_mode: int = 0, p: f
     return _window_sums(torch.abs(x) ** p, windows._replace(ends=whole)) ** (1 / p)
 
 
-def _global_average_pool(x: Tensor) -> Tensor:
+def global_average_pool(x: Tensor) -> Tensor:
+    """Average over all spatial axes."""
     if x.ndim == 4:
         return F.adaptive_avg_pool2d(x, 1)
     return x.mean(list(range(2, x.ndim)), keepdim=True)
@@ -356,7 +357,7 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "MaxPool": _max_pool,
     "AveragePool": average_pool,
     "LpPool": _lp_pool,
-    "GlobalAveragePool": _global_average_pool,
+    "GlobalAveragePool": global_average_pool,
     "GlobalMaxPool": calling(lambda x: x.amax(list(range(2, x.ndim)), keepdim=True)),
     "GlobalLpPool": calling(lambda x, p: (torch.abs(x) ** p).sum(list(range(2, x.ndim)), keepdim=True) ** (1 / p), p=2),
     "MaxUnpool": _max_unpool,

@@ -1,6 +1,6 @@
 """Quantised operators of ``com.microsoft``, as ONNX Runtime's quantiser writes them (``QOperator``).
 
-Sums and products of integers are exact. All else is computed on dequantised numbers. Each result is rounded once.
+Each is an operator on the real numbers for which integers stand; its result is rounded once.
 """
 
 from __future__ import annotations
@@ -13,28 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fmtprop.frontends.onnx.operators.attributes import passed_to
-from fmtprop.frontends.onnx.operators.convolution import average_pool
+from fmtprop.frontends.onnx.operators.convolution import average_pool, global_average_pool
+from fmtprop.frontends.onnx.operators.matrix import gemm
 from fmtprop.frontends.onnx.operators.microsoft import embed_layer_normalization
 from fmtprop.frontends.onnx.operators.quantised import (
-    dequantize_linear,
     dynamic_quantize_linear,
-    matmul_exact,
-    requantised,
-    saturated,
+    integers,
+    matrices,
+    reals,
+    sum_of_products,
 )
 from fmtprop.frontends.onnx.operators.recurrent import lstm
-
-
-def _quantised(y: Tensor, scale: Tensor | None, zero: Tensor | None, like: Tensor) -> Tensor:
-    """Return numbers as integers of the zero point's type, or of an operand's type without a zero point."""
-    shift = None if zero is None else zero.to(torch.float32)
-    return saturated(y if scale is None else y / scale, shift, like.dtype if zero is None else zero.dtype)
-
-
-def _whole(x: Tensor, zero: Tensor | None) -> Tensor:
-    """Return integers minus their zero point, in a type in which their sums and products are exact."""
-    wide = x.to(torch.int64)
-    return wide if zero is None else wide - zero.to(torch.int64)
 
 
 def _on_numbers(function: Callable[..., Tensor], operands: int = 1) -> Callable[..., Tensor]:
@@ -44,25 +33,12 @@ def _on_numbers(function: Callable[..., Tensor], operands: int = 1) -> Callable[
     def operator(*tensors: Any, **attributes: Any) -> Tensor:
         if not 3 * operands < len(tensors) <= 3 * operands + 2:
             raise TypeError(f"it takes {operands} quantised operands and the result's scale and zero point")
-        numbers = [dequantize_linear(*tensors[3 * place : 3 * place + 3]) for place in range(operands)]
+        operand = (tensors[3 * place : 3 * place + 3] for place in range(operands))
+        numbers = [reals(x, scale, zero) for x, scale, zero in operand]
         y_scale, y_zero = (*tensors[3 * operands :], None)[:2]
-        return _quantised(function(*numbers, **attributes), y_scale, y_zero, tensors[0])
+        return integers(function(*numbers, **attributes), y_scale, y_zero, tensors[0].dtype)
 
     return operator
-
-
-def _mul(
-    a: Tensor,
-    a_scale: Tensor,
-    a_zero: Tensor | None,
-    b: Tensor,
-    b_scale: Tensor,
-    b_zero: Tensor | None,
-    y_scale: Tensor,
-    y_zero: Tensor | None = None,
-) -> Tensor:
-    products = (_whole(a, a_zero) * _whole(b, b_zero)).to(torch.float32)
-    return _quantised(products * (a_scale * b_scale / y_scale), None, y_zero, a)
 
 
 def _softmax(x: Tensor, *, axis: int = -1, opset: int) -> Tensor:
@@ -72,28 +48,19 @@ def _softmax(x: Tensor, *, axis: int = -1, opset: int) -> Tensor:
 
 
 def _concat(y_scale: Tensor, y_zero: Tensor, *parts: Tensor, axis: int) -> Tensor:
-    numbers = [dequantize_linear(*parts[first : first + 3]) for first in range(0, len(parts), 3)]
-    return _quantised(torch.cat(numbers, axis), y_scale, y_zero, parts[0])
+    numbers = list(map(reals, parts[::3], parts[1::3], parts[2::3]))
+    return integers(torch.cat(numbers, axis), y_scale, y_zero, parts[0].dtype)
 
 
-@passed_to(average_pool)
-def _average_pool(x: Tensor, *, channels_last: int = 0, **attributes: Any) -> Tensor:
-    y = average_pool(x.movedim(-1, 1) if channels_last else x, **attributes)
-    return y.movedim(1, -1) if channels_last else y
+def _channels_first(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a pooling that may also get the channels innermost."""
 
+    @passed_to(function)
+    def pooling(x: Tensor, *, channels_last: int = 0, **attributes: Any) -> Tensor:
+        y = function(x.movedim(-1, 1) if channels_last else x, **attributes)
+        return y.movedim(1, -1) if channels_last else y
 
-def _global_average_pool(
-    x: Tensor,
-    x_scale: Tensor,
-    x_zero: Tensor | None,
-    y_scale: Tensor,
-    y_zero: Tensor | None = None,
-    *,
-    channels_last: int = 0,
-) -> Tensor:
-    axes = list(range(1, x.ndim - 1)) if channels_last else list(range(2, x.ndim))
-    sums = _whole(x, x_zero).sum(axes, keepdim=True)
-    return _quantised(sums.to(torch.float32) * (x_scale / (y_scale * (x.numel() // sums.numel()))), None, y_zero, x)
+    return pooling
 
 
 def _where(
@@ -107,8 +74,8 @@ def _where(
     z_scale: Tensor,
     z_zero: Tensor,
 ) -> Tensor:
-    chosen = torch.where(condition, dequantize_linear(x, x_scale, x_zero), dequantize_linear(y, y_scale, y_zero))
-    return _quantised(chosen, z_scale, z_zero, x)
+    chosen = torch.where(condition, reals(x, x_scale, x_zero), reals(y, y_scale, y_zero))
+    return integers(chosen, z_scale, z_zero, x.dtype)
 
 
 def _embed(
@@ -125,7 +92,7 @@ def _embed(
     wanted: int,
 ) -> Any:
     tables = zip((words, places, kinds, gamma, beta), scales_and_zeros[:5], scales_and_zeros[5:], strict=True)
-    floats: list[Any] = [None if t is None or s is None else dequantize_linear(t, s, zero) for t, s, zero in tables]
+    floats: list[Any] = [None if t is None or s is None else reals(t, s, zero) for t, s, zero in tables]
     wide = dict(zip(("words", "places", "kinds", "gamma", "beta"), floats, strict=True))
     return embed_layer_normalization(ids, segments, **wide, mask=mask, epsilon=epsilon, wanted=wanted)
 
@@ -148,13 +115,10 @@ def _gemm(
     transA: int = 0,
     transB: int = 0,
 ) -> Tensor:
-    sums = matmul_exact(a.t() if transA else a, a_zero, b.t() if transB else b, b_zero)
-    if c is not None:
-        sums = sums.to(torch.float64) + c.to(torch.float64)
-    factor = a_scale * b_scale * alpha
-    if y_scale is None:
-        return sums.to(torch.float32) * factor
-    return requantised(sums, factor, y_scale, torch.zeros((), dtype=a.dtype) if y_zero is None else y_zero)
+    bias = None if c is None else c.to(torch.float32) * (a_scale * b_scale).to(torch.float32)
+    numbers = reals(a, a_scale, a_zero), reals(b, b_scale, b_zero, 0 if transB else 1)
+    y = gemm(*numbers, bias, alpha=alpha, beta=alpha, transA=transA, transB=transB)
+    return y if y_scale is None else integers(y, y_scale, y_zero, a.dtype)
 
 
 def matmul_integer_to_float(
@@ -167,7 +131,7 @@ def matmul_integer_to_float(
     bias: Tensor | None = None,
 ) -> Tensor:
     """Return the matrix product of quantised numbers as floats."""
-    y = matmul_exact(a, a_zero, b, b_zero).to(torch.float32) * (a_scale * b_scale)
+    y = sum_of_products(torch.matmul, *matrices(a, a_scale, a_zero, b, b_scale, b_zero))
     return y if bias is None else y + bias
 
 
@@ -206,24 +170,23 @@ def _of_directions(weights: Tensor, scale: Tensor, zero: Tensor | None) -> Tenso
     There is a scale for each direction, or for each of its rows.
     """
     rows = (weights.shape[0], 1, -1)
-    numbers = weights.to(torch.float32) if zero is None else _whole(weights, zero.reshape(rows)).to(torch.float32)
-    return (numbers * scale.reshape(rows)).transpose(1, 2)
+    return reals(weights, scale.reshape(rows), None if zero is None else zero.reshape(rows)).transpose(1, 2)
 
 
 def _rounded(x: Tensor) -> Tensor:
-    return dequantize_linear(*dynamic_quantize_linear(x))
+    return reals(*dynamic_quantize_linear(x))
 
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "QLinearAdd": _on_numbers(lambda a, b: a + b, 2),
-    "QLinearMul": _mul,
+    "QLinearMul": _on_numbers(lambda a, b: a * b, 2),
     "QLinearSigmoid": _on_numbers(lambda x: torch.sigmoid(x)),
     "QLinearLeakyRelu": _on_numbers(lambda x, *, alpha=0.01: F.leaky_relu(x, alpha)),
     "QLinearSoftmax": _on_numbers(_softmax),
     "QLinearConcat": _concat,
     "QLinearWhere": _where,
-    "QLinearAveragePool": _on_numbers(_average_pool),
-    "QLinearGlobalAveragePool": _global_average_pool,
+    "QLinearAveragePool": _on_numbers(_channels_first(average_pool)),
+    "QLinearGlobalAveragePool": _on_numbers(_channels_first(global_average_pool)),
     "QEmbedLayerNormalization": _embed,
     "QGemm": _gemm,
     "MatMulIntegerToFloat": matmul_integer_to_float,

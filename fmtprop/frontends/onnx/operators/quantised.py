@@ -1,10 +1,10 @@
-"""Operators on quantised numbers, with exact sums of integers."""
+"""Operators on quantised numbers, as those on the real numbers for which the integers stand, between two roundings."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from fmtprop.frontends.onnx.elements import TORCH_DTYPES
 from fmtprop.frontends.onnx.operators.attributes import passed_to
 from fmtprop.frontends.onnx.operators.convolution import conv
-from fmtprop.frontends.onnx.operators.values import NotInTorchError, axis_of
+from fmtprop.frontends.onnx.operators.values import NotInTorchError, axis_of, is_known
 
 #: operators that stay calls on constants: that numbers lie on a grid is known from them
 KEEPING: Final = frozenset({"DequantizeLinear"})
@@ -42,7 +42,7 @@ def saturated(x: Tensor, zero: Tensor | None, dtype: torch.dtype) -> Tensor:
     return torch.clamp(shifted, limits.min, limits.max).to(torch.int32).to(dtype)
 
 
-def _quantize_linear(
+def quantize_linear(
     x: Tensor,
     scale: Tensor,
     zero: Tensor | None = None,
@@ -53,6 +53,7 @@ def _quantize_linear(
     precision: int = 0,
     saturate: int = 1,
 ) -> Tensor:
+    """Return numbers as integers of the zero point's type."""
     if output_dtype and output_dtype not in TORCH_DTYPES:
         raise NotInTorchError("an element type that PyTorch does not compute with")
     dtype = zero.dtype if zero is not None else TORCH_DTYPES[output_dtype] if output_dtype else torch.uint8
@@ -96,16 +97,81 @@ def dequantize_linear(
 
 def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return numbers quantised to bytes, and the scale and the zero point of their range."""
-    low = torch.clamp(x.amin(), max=0.0)
-    high = torch.clamp(x.amax(), min=0.0)
+    some = x if x.numel() else torch.zeros(1)
+    low = torch.clamp(some.amin(), max=0.0)
+    high = torch.clamp(some.amax(), min=0.0)
     scale = (high - low) / 255
     safe = torch.where(scale == 0, torch.ones_like(scale), scale)
-    zero = torch.clamp(torch.round(-low / safe), 0, 255)
-    y = torch.clamp(torch.round(x / safe) + zero, 0, 255)
-    return y.to(torch.uint8), scale, zero.to(torch.uint8)
+    zero = torch.clamp(torch.round(-low / safe), 0, 255).to(torch.uint8)
+    return quantize_linear(x, safe, zero), scale, zero
 
 
 # ---------------------------------------------------------------- sums of products
+
+
+class Quantised(NamedTuple):
+    """An operand of a sum of products.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        Integers.
+    scale, zero : torch.Tensor
+        One for all, or one for each index of `axis`.
+    ones : sequence of int
+        Shape of ones that have the same sums of products as ones in x's shape.
+    """
+
+    x: Tensor
+    scale: Tensor
+    zero: Tensor | None
+    axis: int
+    ones: Sequence[int]
+
+    def factor(self, v: Tensor) -> Tensor:
+        """Return scales or zero points in a shape in which they multiply the sums."""
+        wide = v.to(torch.float32)
+        return wide if v.numel() == 1 or v.ndim > 1 else _along(wide, self.x, self.axis, 0)
+
+
+def sum_of_products(function: Callable[[Tensor, Tensor], Tensor], a: Quantised, b: Quantised) -> Tensor:
+    """Return a bilinear function of the numbers for which integers stand.
+
+    A scale that only a run knows is multiplied with the sums, and the part of such a zero point is subtracted from
+    them, so that the operand itself lies on a grid that is known.
+    """
+    for one, other in ((a, b), (b, a)):
+
+        def again(changed: Quantised, one: Quantised = one, other: Quantised = other) -> Tensor:
+            return sum_of_products(function, *((changed, other) if one is a else (other, changed)))
+
+        if not is_known(one.scale):
+            return again(one._replace(scale=torch.ones(()))) * one.factor(one.scale)
+        if one.zero is not None and not is_known(one.zero):
+            shape = one.ones if one.scale.numel() == 1 else one.x.shape
+            ones = one._replace(x=torch.ones(list(shape), dtype=torch.uint8), zero=None)
+            return again(one._replace(zero=None)) - again(ones) * one.factor(one.zero)
+    return function(*(reals(one.x, one.scale, one.zero, one.axis) for one in (a, b)))
+
+
+def reals(x: Tensor, scale: Tensor, zero: Tensor | None = None, axis: int = 0) -> Tensor:
+    """Return the numbers (f32) for which integers stand; scales may also have a shape that broadcasts."""
+    scale = scale.to(torch.float32)
+    if zero is not None and zero.ndim <= 1 and scale.ndim <= 1 and zero.numel() != scale.numel():
+        count = max(zero.numel(), scale.numel())
+        scale, zero = (v.reshape(1).expand(count) if v.numel() == 1 else v for v in (scale, zero))
+    if max(scale.ndim, 0 if zero is None else zero.ndim) <= 1:
+        return dequantize_linear(x, scale, zero, axis=axis)
+    numbers = x.to(torch.float32)
+    return (numbers if zero is None else numbers - zero.to(torch.float32)) * scale
+
+
+def integers(y: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return numbers quantised to a type; scales and zero points may also have a shape that broadcasts."""
+    zero = torch.zeros(scale.shape, dtype=dtype) if zero is None else zero
+    if scale.ndim <= 1:
+        return quantize_linear(y, scale.to(torch.float32), zero)
+    return saturated(y / scale.to(torch.float32), zero, dtype)
 
 
 def _exact(terms: int) -> torch.dtype:
@@ -113,48 +179,57 @@ def _exact(terms: int) -> torch.dtype:
     return torch.float32 if terms * 255 * 255 < 2**24 else torch.float64
 
 
-def _shifted(x: Tensor, zero: Tensor | None, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    wide = x.to(dtype)
-    return wide if zero is None else wide - zero.to(dtype).reshape(shape if zero.numel() > 1 else [1] * x.ndim)
+def _whole(x: Tensor, zero: Tensor | None, axis: int, dtype: torch.dtype) -> Tensor:
+    """Return integers minus their zero point."""
+    if zero is None:
+        return x.to(dtype)
+    return x.to(dtype) - (zero if zero.ndim > 1 else _along(zero, x, axis, 0)).to(dtype)
 
 
-def matmul_exact(a: Tensor, a_zero: Tensor | None, b: Tensor, b_zero: Tensor | None) -> Tensor:
-    """Return the exact matrix product of integers minus their zero points."""
+def matrices(
+    a: Tensor, a_scale: Tensor, a_zero: Tensor | None, b: Tensor, b_scale: Tensor, b_zero: Tensor | None
+) -> tuple[Quantised, Quantised]:
+    """Return the operands of a matrix product; scales may vary along the rows of the first, the columns of the last."""
+    rows, columns = max(a.ndim - 2, 0), b.ndim - 1
+    depth = a.shape[-1]
+    return (
+        Quantised(a, a_scale, a_zero, rows, [*[1] * (a.ndim - 1), depth]),
+        Quantised(b, b_scale, b_zero, columns, [depth, *[1] * (b.ndim > 1)]),
+    )
+
+
+def _matmul_integer(
+    a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None, *, rounded: bool
+) -> Tensor:
+    one = torch.ones(())
+    if rounded:
+        return sum_of_products(torch.matmul, *matrices(a, one, a_zero, b, one, b_zero))
     dtype = _exact(a.shape[-1])
-    rows = [*([1] * (a.ndim - 2)), -1, 1] if a_zero is not None and a_zero.ndim == 1 else _shape_of(a_zero)
-    columns = [*([1] * (b.ndim - 2)), 1, -1] if b_zero is not None and b_zero.ndim == 1 else _shape_of(b_zero)
-    return _shifted(a, a_zero, rows, dtype) @ _shifted(b, b_zero, columns, dtype)
-
-
-def _shape_of(x: Tensor | None) -> list[int]:
-    return [] if x is None else list(x.shape)
-
-
-def _matmul_integer(a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None) -> Tensor:
-    return matmul_exact(a, a_zero, b, b_zero).to(torch.int32)
-
-
-def _conv_exact(x: Tensor, x_zero: Tensor | None, w: Tensor, w_zero: Tensor | None, **attributes: Any) -> Tensor:
-    dtype = _exact(math.prod(w.shape[1:]))
-    per_channel = [-1, *[1] * (w.ndim - 1)]
-    return conv(_shifted(x, x_zero, [1] * x.ndim, dtype), _shifted(w, w_zero, per_channel, dtype), **attributes)
+    sums = _whole(a, a_zero, max(a.ndim - 2, 0), dtype) @ _whole(b, b_zero, b.ndim - 1, dtype)
+    return sums.to(torch.int32)
 
 
 @passed_to(conv)
 def _conv_integer(
-    x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None, **attributes: Any
+    x: Tensor,
+    w: Tensor,
+    x_zero: Tensor | None = None,
+    w_zero: Tensor | None = None,
+    *,
+    rounded: bool,
+    **attributes: Any,
 ) -> Tensor:
-    return _conv_exact(x, x_zero, w, w_zero, **attributes).to(torch.int32)
-
-
-def requantised(sums: Tensor, factor: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """Return sums scaled, and quantised to the zero point's type."""
-    return saturated(sums.to(torch.float32) * (factor / scale.to(torch.float32)), zero.to(torch.float32), zero.dtype)
+    one = torch.ones(())
+    if rounded and (w_zero is None or is_known(w_zero)):
+        operands = Quantised(x, one, x_zero, 1, [1, *x.shape[1:]]), Quantised(w, one, w_zero, 0, w.shape)
+        return sum_of_products(lambda x, w: conv(x, w, **attributes), *operands)
+    dtype = _exact(math.prod(w.shape[1:]))
+    return conv(_whole(x, x_zero, 1, dtype), _whole(w, w_zero, 0, dtype), **attributes).to(torch.int32)
 
 
 def _check_types(*zeros: Tensor) -> None:
     for zero in zeros:
-        if not isinstance(zero, Tensor) or zero.dtype not in (torch.uint8, torch.int8):
+        if not isinstance(zero, Tensor) or zero.dtype not in _BYTES:
             raise NotInTorchError("other types than int8 and uint8")
 
 
@@ -172,11 +247,9 @@ def _qlinear_conv(
     **attributes: Any,
 ) -> Tensor:
     _check_types(x_zero, w_zero, y_zero)
-    sums = _conv_exact(x, x_zero, w, w_zero, **attributes)
-    per_channel = [1, -1, *[1] * (w.ndim - 2)]
-    if b is not None:
-        sums = sums.to(torch.float64) + b.to(torch.float64).reshape(per_channel)
-    return requantised(sums, (x_scale * w_scale).reshape(per_channel), y_scale, y_zero)
+    bias = None if b is None else b.to(torch.float32) * (x_scale * w_scale).to(torch.float32)
+    y = conv(reals(x, x_scale, x_zero), reals(w, w_scale, w_zero), bias, **attributes)
+    return integers(y, y_scale, y_zero, y_zero.dtype)
 
 
 def _qlinear_matmul(
@@ -190,13 +263,12 @@ def _qlinear_matmul(
     y_zero: Tensor,
 ) -> Tensor:
     _check_types(a_zero, b_zero, y_zero)
-    rows = a_scale.reshape(-1, 1) if a_scale.ndim == 1 and a_scale.numel() > 1 else a_scale
-    factor = rows.to(torch.float32) * b_scale.to(torch.float32)
-    return requantised(matmul_exact(a, a_zero, b, b_zero), factor, y_scale, y_zero)
+    operands = matrices(a, a_scale, a_zero, b, b_scale, b_zero)
+    return integers(sum_of_products(torch.matmul, *operands), y_scale, y_zero, y_zero.dtype)
 
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
-    "QuantizeLinear": _quantize_linear,
+    "QuantizeLinear": quantize_linear,
     "DequantizeLinear": dequantize_linear,
     "DynamicQuantizeLinear": dynamic_quantize_linear,
     "MatMulInteger": _matmul_integer,

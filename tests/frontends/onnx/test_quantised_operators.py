@@ -1,0 +1,186 @@
+"""Operators on integers, against ONNX's reference: full range, zero points that are not zero, odd channels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import fmtprop as fp
+
+RNG = np.random.default_rng(0)
+
+
+def integers(dtype: Any, *dims: int) -> Any:
+    limits = np.iinfo(dtype)
+    return RNG.integers(limits.min, limits.max + 1, dims).astype(dtype)
+
+
+def model(nodes: list[Any], inputs: dict[str, Any], constants: dict[str, Any], **outputs: Any) -> Any:
+    """Return a model; an output is given by its type."""
+    types = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        for name, value in inputs.items()
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "quantised",
+        types,
+        [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs.items()],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def compared(made: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the plan's result and the reference's, which convolves in f64 so that its sums are exact."""
+    (want,) = ReferenceEvaluator(made).run(None, inputs)
+    (got,) = fp.onnx.InferenceSession(made, confirm=False).run(None, inputs)
+    assert got.dtype == want.dtype and got.shape == want.shape
+    return got.astype(np.float64), want.astype(np.float64)
+
+
+def check_steps(got: Any, want: Any) -> None:
+    """Check the rule of docs/numerics.md for one operator."""
+    steps = np.abs(got - want)
+    assert steps.max() <= 1 and (steps > 0).mean() <= 1e-3
+
+
+@pytest.mark.parametrize("x_type", [np.uint8, np.int8])
+@pytest.mark.parametrize("channels, groups, kernel", [(17, 1, 3), (3, 1, 7), (24, 24, 3), (16, 4, 1)])
+def test_qlinear_conv(x_type: Any, channels: int, groups: int, kernel: int) -> None:
+    outputs = 24 if groups > 1 else 19
+    inputs = {"x": integers(x_type, 1, channels, 13, 12)}
+    zero = 120 if x_type is np.uint8 else -7
+    step = 127 * 74 * (channels // groups * kernel**2) ** 0.5 * 0.02 * 0.01 / 40
+    constants = {
+        "xs": np.float32(0.02), "xz": x_type(zero), "w": integers(np.int8, outputs, channels // groups, kernel, kernel),
+        "ws": (0.005 + 0.01 * RNG.random(outputs)).astype(np.float32), "wz": np.zeros(outputs, np.int8),
+        "ys": np.float32(step), "yz": np.uint8(131), "b": RNG.integers(-30000, 30000, outputs).astype(np.int32),
+    }  # fmt: skip
+    names = ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz", "b"]
+    node = helper.make_node("QLinearConv", names, ["y"], pads=[kernel // 2] * 4, group=groups)
+    got, want = compared(model([node], inputs, constants, y=TensorProto.UINT8), inputs)
+    assert np.unique(want).size > 50
+    check_steps(got, want)
+
+
+@pytest.mark.parametrize("depth", [33, 300, 3000])
+def test_matmul_integer_is_exact(depth: int) -> None:
+    inputs = {"a": np.full((3, depth), 255, np.uint8)}
+    inputs["a"][1] = integers(np.uint8, depth)
+    constants = {"b": integers(np.int8, depth, 5), "az": np.uint8(3), "bz": np.int8(-2)}
+    constants["b"][:, 0] = 127
+    node = helper.make_node("MatMulInteger", ["a", "b", "az", "bz"], ["y"])
+    got, want = compared(model([node], inputs, constants, y=TensorProto.INT32), inputs)
+    assert np.array_equal(got, want)
+
+
+def test_conv_integer_is_exact() -> None:
+    inputs = {"x": integers(np.uint8, 2, 65, 9, 9)}
+    constants = {"w": integers(np.uint8, 7, 65, 3, 3), "xz": np.uint8(200), "wz": np.uint8(128)}
+    node = helper.make_node("ConvInteger", ["x", "w", "xz", "wz"], ["y"], pads=[1, 1, 1, 1], strides=[2, 2])
+    got, _ = compared(model([node], inputs, constants, y=TensorProto.INT32), inputs)
+    x, w = inputs["x"].astype(np.float64) - 200, constants["w"].astype(np.float64) - 128
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, [(0, 0), (0, 0), (1, 1), (1, 1)]), (3, 3), (2, 3))
+    assert np.array_equal(got, np.einsum("ncyxkl,ockl->noyx", windows[:, :, ::2, ::2], w))
+
+
+def dynamic(kind: str) -> tuple[Any, dict[str, Any]]:
+    """A product of numbers that are quantised in the run, as ONNX Runtime's quantiser writes it."""
+    product = kind.partition("_")[0]
+    dims, attributes = ((2, 17, 11, 9), {"pads": [1, 1, 1, 1]}) if product == "ConvInteger" else ((2, 3, 300), {})
+    w = integers(np.uint8, 8, 17, 3, 3) if product == "ConvInteger" else integers(np.uint8, 300, 8)
+    inputs = {"x": (RNG.standard_normal(dims) + (2 if "shifted" in kind else 0)).astype(np.float32)}
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        helper.make_node(product, ["q", "w", "z", "wz"], ["sums"], **attributes),
+        helper.make_node("Cast", ["sums"], ["real"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["s", "ws"], ["scale"]),
+        helper.make_node("Mul", ["real", "scale"], ["y"]),
+    ]
+    return model(nodes, inputs, {"w": w, "wz": np.uint8(128), "ws": np.float32(0.01)}, y=TensorProto.FLOAT), inputs
+
+
+@pytest.mark.parametrize("kind", ["ConvInteger", "ConvInteger_shifted", "MatMulInteger", "MatMulInteger_shifted"])
+def test_dynamic_products_are_products_of_bytes(kind: str) -> None:
+    made, inputs = dynamic(kind)
+    got, want = compared(made, inputs)
+    assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
+    graph = fp.compile(made, policy="propagate", confirm=False).compilation.normal
+    (product,) = (node for node in graph.nodes() if node.op in ("convolution", "matmul", "inner_product"))
+    assert {"src", "weights"} <= product.grids.keys()
+
+
+def test_numbers_that_do_not_vary_have_no_scale() -> None:
+    made, inputs = dynamic("MatMulInteger")
+    got, want = compared(made, {"x": np.zeros_like(inputs["x"])})
+    assert not got.any() and not want.any()
+
+
+def test_integers_between_two_layers_stay_bytes() -> None:
+    scalars = {"s": np.float32(0.05), "z": np.uint8(128), "ws": np.float32(0.01), "wz": np.int8(0)}
+    inputs = {"x": integers(np.uint8, 1, 16, 12, 12)}
+    constants = {**scalars, "w": integers(np.int8, 16, 16, 3, 3)}
+    names = ["s", "z", "w", "ws", "wz", "s", "z"]
+    nodes = [
+        helper.make_node("QLinearConv", ["x", *names], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("MaxPool", ["a"], ["b"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+        helper.make_node("Transpose", ["b"], ["c"], perm=[0, 1, 3, 2]),
+        helper.make_node("QLinearConv", ["c", *names], ["y"], pads=[1, 1, 1, 1]),
+    ]
+    made = model(nodes, inputs, constants, y=TensorProto.UINT8)
+    graph = fp.compile(made, policy="propagate", confirm=False).compilation.normal
+    assert all("src" in node.grids for node in graph.nodes() if node.op in ("convolution", "pooling", "permute"))
+    # a network: a rounding to the other side in the first layer may be many steps of the second
+    steps = np.abs(np.subtract(*compared(made, inputs)))
+    assert (steps > 1).mean() <= 0.02
+
+
+def pair(scale: Any, zero: Any, axis: int = 1) -> Any:
+    """A quantization and a dequantization of four channels."""
+    names = ["s", "z"]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", *names], ["q"], name="quant", axis=axis),
+        helper.make_node("DequantizeLinear", ["q", *names], ["y"], name="dequant", axis=axis),
+    ]
+    inputs = {"x": np.ones((1, 4, 5, 5), np.float32)}
+    return model(nodes, inputs, {"s": np.asarray(scale, np.float32), "z": np.asarray(zero)}, y=TensorProto.FLOAT)
+
+
+def layer(**changed: Any) -> Any:
+    """A QLinearConv of three channels."""
+    constants = {
+        "xs": np.float32(0.1), "xz": np.uint8(1), "w": np.ones((4, 3, 3, 3), np.int8), "ws": np.ones(4, np.float32),
+        "wz": np.zeros(4, np.int8), "ys": np.float32(1), "yz": np.uint8(0), **changed,
+    }  # fmt: skip
+    node = helper.make_node("QLinearConv", ["x", *constants], ["y"], name="layer")
+    return model([node], {"x": np.ones((1, 3, 8, 8), np.uint8)}, constants, y=TensorProto.UINT8)
+
+
+ZEROS = np.zeros(4, np.uint8)
+WRONG = {
+    "zero": (pair(0.0, np.uint8(0)), "from quant: its scale is 0.0, but must be positive"),
+    "negative": (pair(-1.0, np.uint8(0)), "from quant: its scale is -1.0, but must be positive"),
+    "nan": (pair(np.nan, np.uint8(0)), "from quant: its scale is nan, but must be positive"),
+    "infinite": (pair(np.inf, np.uint8(0)), "from quant: its scale is inf, but must be positive"),
+    "axis": (pair([1.0] * 4, ZEROS, axis=7), "node quant .*axis 7 is not one of 4"),
+    "length": (pair([1.0] * 3, ZEROS[:3]), r"node quant .*scale has dims \(3,\) but src axis 1 has size 4"),
+    "zeros": (pair([1.0] * 4, ZEROS[:3]), r"node quant .*zero_point has dims \(3,\) but scale has dims \(4,\)"),
+    "type": (pair(1.0, np.int16(0)), "quant.*y_zero_point.*unsupported type"),
+    "none": (pair([], ZEROS[:0]), r"node quant .*scale has dims \(0,\)"),
+    "weights": (layer(ws=np.array([1, 0, 1, 1], np.float32)), "from layer: its scale is 0.0"),
+    "result": (layer(ys=np.float32(0)), "from layer: its scale is 0.0"),
+    "outputs": (layer(ws=np.ones(3, np.float32), wz=np.zeros(3, np.int8)), "layer.*scale"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("door", [fp.compile, fp.onnx.InferenceSession])
+def test_wrong_parameters_are_one_error_with_node_and_rule(door: Any, name: str) -> None:
+    wrong, said = WRONG[name]
+    with pytest.raises(fp.FmtpropError, match=f"(?s){said}"):
+        door(wrong)

@@ -1,0 +1,144 @@
+"""Quantized modules of PyTorch's libraries: the numbers of the module itself, by both doors, and products of bytes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fmtprop as fp
+from fmtprop.errors import InputError
+
+#: of the largest number: a number in the middle between two may be rounded to the other side, once or twice in a result
+TOLERANCE = 0.02
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 17, 3, padding=1), nn.BatchNorm2d(17), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(17, 32, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+    ).eval()  # fmt: skip
+
+
+def image(seed: int = 0) -> torch.Tensor:
+    return torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
+
+
+class Simulated(nn.Module):
+    """Quantization as NNCF and quantization-aware training write it: PyTorch's own pairs, on weights of f32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.head = nn.Conv2d(3, 16, 3), nn.Linear(16, 5)
+        self.scale: torch.Tensor
+        self.register_buffer("scale", self.conv.weight.detach().abs().amax((1, 2, 3)) / 127)
+        self.register_buffer("zeros", torch.zeros(16, dtype=torch.int32))
+        self.register_buffer("step", torch.tensor(0.03))
+        self.register_buffer("zero", torch.tensor(100, dtype=torch.int32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.fake_quantize_per_tensor_affine(x, 0.02, 128, 0, 255)
+        w = torch.fake_quantize_per_channel_affine(self.conv.weight, self.scale, self.zeros, 0, -127, 127)
+        y = torch.conv2d(x, w, self.conv.bias).relu()
+        y = torch.fake_quantize_per_tensor_affine(y, self.step, self.zero, 0, 255)
+        return self.head(y.mean((2, 3)))
+
+
+def quantized() -> nn.Module:
+    pytest.importorskip("torchao")
+    return fp.quantize(network(), [image(seed) for seed in range(4)])
+
+
+def products_of_bytes(graph: Any) -> int:
+    products = [node for node in graph.nodes() if node.op in ("convolution", "inner_product", "matmul")]
+    return sum({"src", "weights"} <= node.grids.keys() for node in products)
+
+
+@pytest.mark.parametrize("make, bytes_", [(quantized, 3), (Simulated, 1)])
+def test_a_quantized_module_means_itself_by_both_doors(make: Any, bytes_: int) -> None:
+    module, x = make(), image(9)
+    with torch.no_grad():
+        expected = module(x)
+    net = fp.compile(module, x, policy="propagate", confirm=False)
+    assert products_of_bytes(net.compilation.normal) == bytes_
+    for result in (net(x), torch.compile(module, backend="fmtprop")(x)):
+        assert (result - expected).abs().max() <= TOLERANCE * expected.abs().max()
+
+
+def test_quantize_takes_what_the_module_takes() -> None:
+    pytest.importorskip("torchao")
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return self.layer(a + b)
+
+    module, x = Two().eval(), torch.randn(3, 8)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    batch = torch.export.Dim("batch", min=1, max=64)
+    made = fp.quantize(module, [(x, x), (x[:2], x[:2])], dynamic_shapes={"a": {0: batch}, "b": {0: batch}})
+    with torch.no_grad():
+        assert (made(x, x) - module(x, x)).abs().max() < 0.1 * module(x, x).abs().max()
+        assert torch.allclose(fp.compile(made, (x, x))(x, x), made(x, x), atol=0.02)
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "module, data, said",
+    [
+        (network(), [], "calibration_data is empty"),
+        (network().train(), [image()], "call module.eval"),
+        (network(), [image(), image() * float("nan")], "item 1 of calibration_data has NaN"),
+        (lambda x: x, [image()], "takes a torch.nn.Module, got function"),
+    ],
+)
+def test_quantize_says_what_it_needs(module: Any, data: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        fp.quantize(module, data)
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_modules_of_torchao_with_codes_for_weights(dynamic: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantization = pytest.importorskip("torchao.quantization")
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 32)).eval()
+    config = quantization.Int8DynamicActivationInt8WeightConfig if dynamic else quantization.Int8WeightOnlyConfig
+    quantization.quantize_(module, config())
+    x = torch.randn(16, 64)
+    with torch.no_grad():
+        expected = module(x)
+        for result in (fp.compile(module, x)(x), torch.compile(module, backend="fmtprop")(x)):
+            assert (result - expected).abs().max() <= TOLERANCE * expected.abs().max()
+
+
+def test_a_module_of_nncf() -> None:
+    nncf = pytest.importorskip("nncf")
+    module = nncf.quantize(network(), nncf.Dataset([image(seed) for seed in range(3)]))
+    x = image(9)
+    with torch.no_grad():
+        expected = module(x)
+    net = fp.compile(nncf.strip(module), x, policy="propagate", confirm=False)
+    assert (net(x) - expected).abs().max() <= TOLERANCE * expected.abs().max()
+    assert products_of_bytes(net.compilation.normal)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_scale_that_is_none_is_one_error(scale: float) -> None:
+    class Wrong(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q = torch.ops.quantized_decomposed
+            stored = q.quantize_per_tensor(x, scale, 0, 0, 255, torch.uint8)
+            return q.dequantize_per_tensor(stored, scale, 0, 0, 255, torch.uint8)
+
+    with pytest.raises(fp.PassError, match=r"node quantize_1 .*its scale is .*must be positive and finite"):
+        fp.compile(Wrong(), torch.randn(2, 3))

@@ -1,0 +1,313 @@
+"""Random quantized graphs, and the rule for each of their layers.
+
+A layer reads rounded tensors, computes, and rounds its result to a grid of its own. All rounded tensors are results of
+the graph, so each layer can be evaluated on the operands that the plan itself had: a number may differ from the exact
+one by a step only if it lies in the middle between two, as far as f32 can tell.
+
+    python -m tests.models.fuzz_quantized 0:2000
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+import fmtprop as fp
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Value
+from fmtprop.ir.tensors import tensor_type
+from fmtprop.ir.types import TensorType
+from fmtprop.ops import (
+    Binary,
+    Concat,
+    Conv,
+    Dequantize,
+    Eltwise,
+    InnerProduct,
+    MatMul,
+    Permute,
+    Pooling,
+    Quantize,
+    Reshape,
+    Softmax,
+    emit,
+)
+
+#: error of f32 relative to the sum of the magnitudes that a number is made of
+EPSILON = 4e-6
+
+#: limits of the integers of each type
+LIMITS = {torch.uint8: (0, 255), torch.int8: (-128, 127)}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Scale and zero point of a rounding."""
+
+    scale: float
+    zero: int
+    dtype: torch.dtype
+
+    def off(self, got: torch.Tensor, exact: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+        """Return which results are no rounding of the exact numbers, up to an error of those."""
+        low, high = (limit - self.zero for limit in LIMITS[self.dtype])
+        scale = torch.tensor(self.scale).double()
+        steps, off = got.double() / scale, error / scale + 1e-5
+        ends = [((exact / scale) + sign * off).round().clamp(low, high) for sign in (-1, 1)]
+        return (steps < ends[0] - 1e-3) | (steps > ends[1] + 1e-3)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer: the places of its operands, its meaning in f64, and its grid."""
+
+    name: str
+    reads: tuple[int, ...]
+    run: Callable[..., torch.Tensor]
+    grid: Grid
+
+
+class Drawn:
+    """A random graph.
+
+    Attributes
+    ----------
+    graph : Graph
+        Its results are those of all layers.
+    layers : list of Layer
+        The first one rounds the input.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.numbers = random.Random(seed), torch.Generator().manual_seed(seed)
+        self.graph, self.layers, self.values = Graph(f"quantized_{seed}"), list[Layer](), list[Value]()
+        batch = self.random.choice([1, 1, 2, 3, 0])
+        self.dims = (batch, self.random.choice([1, 3, 16, 17, 32]), *[self.random.randint(3, 12)] * 2)
+        spread = 10 ** self.random.uniform(-3, 2)
+        self.x = torch.randn(self.dims, generator=self.numbers) * spread
+        self._rounded("input", self.graph.input("x", TensorType(self.dims)), (), lambda x: x, spread * 3)
+        for _ in range(self.random.randint(1, 6)):
+            self.random.choice(LAYERS)(self)
+
+    def held(self, data: torch.Tensor) -> Value:
+        return self.graph.constant(self.graph.fresh_name("c"), tensor_type(data), data)
+
+    def _rounded(
+        self, name: str, value: Value, reads: tuple[int, ...], run: Callable[..., torch.Tensor], size: float
+    ) -> None:
+        """Round a value to a random grid for numbers up to a size, or to one that does not fit it at all."""
+        fits = self.random.random() < 0.8
+        scale = size / 128 * self.random.uniform(0.3, 1.5) if fits else 10 ** self.random.uniform(-6, 3)
+        scale = min(max(scale, 1e-6), 1e3)
+        dtype = self.random.choice([torch.uint8, torch.int8])
+        low, high = LIMITS[dtype]
+        grid = Grid(scale, self.random.choice([low, high, 0, (low + high) // 2, self.random.randint(low, high)]), dtype)
+        inputs = {
+            "scale": self.held(torch.tensor(scale)),
+            "zero_point": self.held(torch.tensor(grid.zero, dtype=dtype)),
+        }
+        kind = "u8" if dtype is torch.uint8 else "s8"
+        stored = emit(self.graph, "quantize", {"src": value, **inputs}, Quantize(kind, low, high))
+        self.values.append(emit(self.graph, "dequantize", {"src": stored, **inputs}, Dequantize()))
+        self.layers.append(Layer(name, reads, run, grid))
+        self.graph.output(self.values[-1])
+
+    def add(self, name: str, value: Value, reads: tuple[int, ...], run: Callable[..., torch.Tensor]) -> None:
+        """Add a layer; a ReLU may come before its rounding."""
+        if self.random.random() < 0.3:
+            value, inner = emit(self.graph, "eltwise", {"src": value}, Eltwise("relu")), run
+            run = lambda *tensors: inner(*tensors).relu()  # noqa: E731
+        tensors = [self._example(place) for place in reads]
+        size = run(*tensors).abs().max().item() if all(one.numel() for one in tensors) else 1.0
+        self._rounded(name, value, reads, run, size or 1.0)
+
+    def _example(self, place: int) -> torch.Tensor:
+        """Return numbers of a layer's grid."""
+        dims, grid = self.graph.type_of(self.values[place]).dims, self.layers[place].grid
+        low, high = LIMITS[grid.dtype]
+        return (torch.randint(low, high + 1, dims, generator=self.numbers) - grid.zero).double() * grid.scale
+
+    def place(self, ndim: int = 0) -> int | None:
+        """Return a random tensor, of a number of dimensions if it is given."""
+        found = [p for p, value in enumerate(self.values) if ndim in (0, self.graph.type_of(value).ndim)]
+        return self.random.choice(found[-3:]) if found else None
+
+    def weights(self, dims: tuple[int, ...], axis: int) -> tuple[Value, torch.Tensor]:
+        """Return weights of full-range integers, with one scale or one for each output."""
+        count = dims[axis] if self.random.random() < 0.7 else 1
+        numbers = torch.randint(-128, 128, dims, dtype=torch.int8, generator=self.numbers)
+        scale = 10 ** self.random.uniform(-4, 0) * (0.5 + torch.rand(count, generator=self.numbers))
+        inputs = {"src": self.held(numbers), "scale": self.held(scale if count > 1 else scale[0])}
+        if self.random.random() < 0.2:
+            inputs["zero_point"] = self.held(torch.full((count,) if count > 1 else (), 5, dtype=torch.int8))
+            numbers = numbers.short() - 5
+        wide = scale.reshape([-1 if place == axis else 1 for place in range(len(dims))]).double()
+        return emit(self.graph, "dequantize", inputs, Dequantize(axis)), numbers.double() * wide
+
+    def bias(self, dims: tuple[int, ...]) -> tuple[dict[str, Value], torch.Tensor]:
+        """Return a bias, or none and zeros."""
+        if self.random.random() < 0.4:
+            return {}, torch.zeros(dims)
+        data = torch.randn(dims, generator=self.numbers)
+        return {"bias": self.held(data)}, data
+
+
+def convolution(net: Drawn) -> None:
+    place = net.place(4)
+    if place is None:
+        return
+    dims, pick = net.graph.type_of(net.values[place]).dims, net.random.choice
+    kernel, stride, dilate = pick([1, 3]), pick([1, 1, 2]), pick([0, 0, 1])
+    groups = pick([1, 1, dims[1]])
+    outputs = groups * pick([1, 2]) if groups > 1 else pick([1, 8, 17, 32])
+    weights, w = net.weights((outputs, dims[1] // groups, kernel, kernel), 0)
+    if groups > 1:
+        weights = emit(net.graph, "reshape", {"src": weights}, Reshape((groups, outputs // groups, *w.shape[1:])))
+    bias, b = net.bias((outputs,))
+    pad = kernel // 2 * (dilate + 1)
+    attrs = Conv.make(2, stride, dilate, pad_l=pad, groups=groups)
+    value = emit(net.graph, "convolution", {"src": net.values[place], "weights": weights, **bias}, attrs)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, w.to(x.dtype), b.to(x.dtype), stride, pad, dilate + 1, groups)
+
+    twin = net.place(4)
+    if twin is not None and net.graph.type_of(net.values[twin]).dims == net.graph.type_of(value).dims:
+        value = emit(net.graph, "binary", {"src_0": value, "src_1": net.values[twin]}, Binary("add"))
+        net.add("convolution and sum", value, (place, twin), lambda x, y: run(x) + y)
+    else:
+        net.add("convolution", value, (place,), run)
+
+
+def product(net: Drawn) -> None:
+    place = net.place()
+    assert place is not None
+    source, outputs = net.values[place], net.random.choice([1, 8, 17, 32])
+    dims = net.graph.type_of(source).dims
+    if net.random.random() < 0.5 and len(dims) == 4:
+        weights, w = net.weights((outputs, *dims[1:]), 0)
+        bias, b = net.bias((outputs,))
+        value = emit(net.graph, "inner_product", {"src": source, "weights": weights, **bias}, InnerProduct())
+        net.add(
+            "inner product", value, (place,), lambda x: F.linear(x.flatten(1), w.flatten(1).to(x.dtype), b.to(x.dtype))
+        )
+        return
+    weights, w = net.weights((dims[-1], outputs), 1)
+    value = emit(net.graph, "matmul", {"src": source, "weights": weights}, MatMul())
+    net.add("matmul", value, (place,), lambda x: x @ w.to(x.dtype))
+
+
+def scores(net: Drawn) -> None:
+    place = net.place(4)
+    if place is None:
+        return
+    source = net.values[place]
+    turned = emit(net.graph, "permute", {"src": source}, Permute((0, 1, 3, 2)))
+    value = emit(net.graph, "matmul", {"src": source, "weights": turned}, MatMul())
+    net.add("product of two", value, (place,), lambda x: x @ x.transpose(2, 3))
+
+
+def pooling(net: Drawn) -> None:
+    place = net.place(4)
+    if place is None or min(net.graph.type_of(net.values[place]).dims[2:]) < 3:
+        return
+    alg, stride = net.random.choice(["max", "max", "avg_include_padding"]), net.random.choice([1, 2])
+    value = emit(net.graph, "pooling", {"src": net.values[place]}, Pooling.make(alg, (3, 3), stride, pad_l=1))
+    function = F.max_pool2d if alg == "max" else F.avg_pool2d
+    net.add(alg, value, (place,), lambda x: function(x, 3, stride, 1))
+
+
+def function(net: Drawn) -> None:
+    place = net.place()
+    assert place is not None
+    name = net.random.choice(["tanh", "softmax", "clip"])
+    source = net.values[place]
+    if name == "softmax":
+        axis = net.graph.type_of(source).ndim - 1
+        value = emit(net.graph, "softmax", {"src": source}, Softmax(axis))
+        net.add(name, value, (place,), lambda x: x.softmax(-1))
+    elif name == "tanh":
+        net.add(name, emit(net.graph, "eltwise", {"src": source}, Eltwise("tanh")), (place,), torch.tanh)
+    else:
+        value = emit(net.graph, "eltwise", {"src": source}, Eltwise("clip", -0.5, 1.5))
+        net.add(name, value, (place,), lambda x: x.clamp(-0.5, 1.5))
+
+
+def two(net: Drawn) -> None:
+    first = net.place()
+    assert first is not None
+    dims = net.graph.type_of(net.values[first]).dims
+    alike = [place for place, value in enumerate(net.values) if net.graph.type_of(value).dims == dims]
+    second, name = net.random.choice(alike), net.random.choice(["add", "mul", "concat"])
+    operands = {"src_0": net.values[first], "src_1": net.values[second]}
+    if name == "concat":
+        axis = net.random.randrange(len(dims))
+        value = emit(net.graph, "concat", operands, Concat(axis))
+        net.add(name, value, (first, second), lambda a, b: torch.cat([a, b], axis))
+    else:
+        functions = {"add": torch.add, "mul": torch.mul}
+        net.add(name, emit(net.graph, "binary", operands, Binary(name)), (first, second), functions[name])
+
+
+def view(net: Drawn) -> None:
+    place = net.place(4)
+    if place is None:
+        return
+    dims = net.graph.type_of(net.values[place]).dims
+    attrs, run = net.random.choice([
+        (Permute((0, 2, 3, 1)), lambda x: x.permute(0, 2, 3, 1)),
+        (Reshape((dims[0], dims[1], dims[2] * dims[3])), lambda x: x.flatten(2)),
+    ])  # fmt: skip
+    net.add(
+        "view",
+        emit(net.graph, "permute" if isinstance(attrs, Permute) else "reshape", {"src": net.values[place]}, attrs),
+        (place,),
+        run,
+    )
+
+
+LAYERS: tuple[Callable[[Drawn], None], ...] = (convolution, convolution, product, scores, pooling, function, two, view)
+
+#: what a graph is compiled by: in bytes wherever a kernel can, by costs, and in real numbers
+WAYS: tuple[dict[str, str], ...] = ({"policy": "propagate"}, {"policy": "optimal"}, {"target": "mkldnn"})
+
+
+def check(seed: int) -> None:
+    """Compile a graph, and check each layer of a run."""
+    net = Drawn(seed)
+    for way in WAYS:
+        results = fp.compile(net.graph, confirm=False, **way)(net.x)  # type: ignore[call-overload]
+        results = [results] if isinstance(results, torch.Tensor) else results
+        for layer, got in zip(net.layers, results, strict=True):
+            operands = [results[place].double() for place in layer.reads] or [net.x.double()]
+            exact, error = layer.run(*operands), EPSILON * _magnitude(layer, operands)
+            wrong = layer.grid.off(got, exact, error)
+            assert got.shape == exact.shape and not wrong.any(), (
+                f"seed {seed}, {way}: {layer.name} of {[tuple(one.shape) for one in operands]} on {layer.grid}: "
+                f"{int(wrong.sum())} of {wrong.numel()} wrong, such as {got[wrong][:3]} for {exact[wrong][:3]}"
+            )
+
+
+def _magnitude(layer: Layer, operands: list[torch.Tensor]) -> torch.Tensor:
+    """Return about the largest sum of magnitudes that a result is made of."""
+    zeros = layer.run(*(torch.zeros_like(one) for one in operands)).abs()
+    largest = layer.run(*(one.abs() for one in operands)).abs()
+    size = max((one.abs().max().item() for one in (zeros, largest, *operands) if one.numel()), default=0.0)
+    return torch.full_like(zeros, size)
+
+
+if __name__ == "__main__":
+    begin, _, end = sys.argv[1].partition(":")
+    found = 0
+    for number in range(int(begin), int(end)):
+        try:
+            check(number)
+        except Exception as wrong:
+            found += 1
+            print(number, type(wrong).__name__, str(wrong)[:700], flush=True)
+    print(f"{found} findings of {int(end) - int(begin)}")
