@@ -24,7 +24,7 @@ from fmtprop.passes.assignment.assign import AssignFormats
 from fmtprop.passes.assignment.same_choices import SameChoices
 from fmtprop.passes.assignment.same_expansions import expand_alike
 from fmtprop.passes.base import Pass, Pipeline
-from fmtprop.passes.optimal import Certificate, OptimalFormats, expansions, price, resolve_pins
+from fmtprop.passes.optimal import Certificate, OptimalFormats, expansions, fallen_back, price, resolve_pins
 from fmtprop.passes.optimal.assign import MOST_SECONDS
 from fmtprop.passes.optimal.variants import EXPANSIONS, FUSIONS, OF_GRAPH, Variant
 from fmtprop.passes.precision.mark_grids import MarkGrids
@@ -211,7 +211,11 @@ class Entrants:
             return known
         cost = self.price(entrant)
         gap = max(0.0, 1 - known.bound / cost) if cost else 0.0
-        return replace(known, objective=cost, gap=gap, growth=1.0, plan=entrant.name, is_usual=self.is_usual(entrant))
+        fallback = fallen_back(entrant.graph, self._costs, self._setting)
+        return replace(
+            known, objective=cost, gap=gap, growth=1.0, fallback=fallback, plan=entrant.name,
+            is_usual=self.is_usual(entrant),
+        )  # fmt: skip
 
     def _make(self, name: str) -> Entrant | None:
         if name == BEST:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,11 @@ from fmtprop.errors import ImportModelError
 from fmtprop.frontends.call_import import CallImporter, FoundCall
 from fmtprop.frontends.torch_call import add_constant, by_schema, check_real
 from fmtprop.ir.graph import Graph
+
+#: a frame in a call's recorded stack
+_FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)', re.MULTILINE)
+#: folder of PyTorch's files: their lines are not the user's
+_TORCH = f"{PurePath(torch.__file__).parent}/"
 
 
 class Nodes(Protocol):
@@ -172,14 +178,28 @@ def _used_results(node: fx.Node, count: int) -> frozenset[int]:
 
 
 def origin_of(node: fx.Node) -> str:
-    """Return the path of the module that makes the call (gradients: the forward call), such as ``layer1.0.conv1``."""
+    """Return the path of the module that makes the call (gradients: the forward call), such as ``layer1.0.conv1``.
+
+    A call in the ``forward`` of a module that is not PyTorch's own has its line, too: ``layer1.0 (nets.py:14)``, or
+    ``nets.py:14`` in that of the outermost module.
+    """
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    path = str(list(stack.values())[-1][0]) if stack else ""
-    # strict export may spell it as Python: L['self'].layer1[0].conv1
-    if "[" not in path:
-        return path.lstrip(".")
-    path = re.sub(r"^L\['(self|fn)'\]\.?", "", path)
-    return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path).lstrip(".")
+    path, kind = list(stack.values())[-1] if stack else ("", "")
+    path = str(path)
+    if "[" in path:  # strict export may spell it as Python: L['self'].layer1[0].conv1
+        path = re.sub(r"^L\['(self|fn)'\]\.?", "", path)
+        path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
+    path = path.lstrip(".")
+    name = kind if isinstance(kind, str) else getattr(kind, "__module__", "")
+    line = "" if name.startswith("torch.nn.") else _line_of(node)
+    return f"{path} ({line})" if path and line else path or line
+
+
+def _line_of(node: fx.Node) -> str:
+    """Return file and line of a call: the innermost frame outside of PyTorch's own files; empty if none is recorded."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    own = [f"{PurePath(file).name}:{line}" for file, line in frames if not file.startswith((_TORCH, "<"))]
+    return own[-1] if own else ""
 
 
 def _where(node: fx.Node) -> str:

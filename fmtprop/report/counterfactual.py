@@ -20,6 +20,7 @@ from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
 from fmtprop.layout import MemoryDesc
+from fmtprop.passes.assignment.formats import describe
 from fmtprop.passes.assignment.without_formats import is_format_change, without_formats
 from fmtprop.passes.optimal import price, resolve_pins
 from fmtprop.passes.optimal.enumerate import enumerate_ways
@@ -42,6 +43,8 @@ FORCED, PAYS, WASTED, UNCERTAIN, UNSOLVED = "forced", "pays", "avoidable", "unce
 #: errors of modelled and measured figures, as shares of them. The median ratio of measured to modelled figures was
 #: 0.71 for MobileNetV2's 312 ways to run a node, and 0.83 for its 118 reorders (one thread of an AMD EPYC)
 _MODEL_ERROR, _MEASURE_ERROR = 0.3, 0.05
+#: formats that an answer names
+_MOST_NAMED = 3
 #: time for one answer; without a proof by then, the best plan found counts
 _TIME_LIMIT_SECONDS = 3.0
 
@@ -71,6 +74,11 @@ class Counterfactual:
         and the error of the difference; None if there is none. A plan of policy `naive` has many reorders to lose, so
         `extra_seconds` is about the same for each; this figure is its own. If it is a sure gain, the reorder is
         avoidable.
+    difference_seconds : float, optional
+        The difference that decides the verdict: `alone_seconds`, or `extra_seconds` where only a plan that differs in
+        other places, too, is cheaper.
+    costs : {"", "modelled", "measured", "modelled and measured"}
+        Sources of the costs of all steps that differ.
     """
 
     verdict: str
@@ -81,6 +89,8 @@ class Counterfactual:
     why: str = ""
     alone_seconds: float | None = None
     alone_error_seconds: float | None = None
+    difference_seconds: float | None = None
+    costs: str = ""
 
 
 class Rivals:
@@ -140,15 +150,38 @@ class Rivals:
         problem = _out_of_place(self.problem, in_place) if in_place else keeping(self.problem, same)
         try:
             found = solve(problem, _TIME_LIMIT_SECONDS)
-        except FmtpropError as refusal:
-            return Counterfactual(FORCED, self.plan_seconds, why=str(refusal))
+        except FmtpropError:
+            return Counterfactual(FORCED, self.plan_seconds, why=self._why_forced(same))
         extra = found.objective - self.plan_seconds
-        error = self._error_of_difference(Counter(self._steps_of_plan()), Counter(self._steps_of(problem, found)))
+        now, then = Counter(self._steps_of_plan()), Counter(self._steps_of(problem, found))
+        error = self._error_of_difference(now, then)
         readers = [in_place] if in_place else [name for value in same for name, _ in self.normal.readers(value)]
         alone = self._alone(problem, [] if in_place else same, {tensor.node, *readers})
-        is_wasted = -extra >= error or (alone is not None and -alone[0] >= alone[1])
-        verdict = WASTED if is_wasted else PAYS if extra >= error else UNCERTAIN
-        return Counterfactual(verdict, self.plan_seconds, found.objective, extra, error, "", *(alone or ()))
+        is_own_waste = alone is not None and -alone[0] >= alone[1]
+        verdict = WASTED if is_own_waste or -extra >= error else PAYS if extra >= error else UNCERTAIN
+        decides_alone = is_own_waste or verdict != WASTED
+        told = {self.costs.is_measured(identity) for identity, _ in (now - then) + (then - now)}
+        costs = " and ".join(word for word, is_so in (("modelled", False), ("measured", True)) if is_so in told)
+        own, own_error = alone if alone is not None else (None, None)
+        difference = own if own is not None and decides_alone else extra
+        return Counterfactual(
+            verdict, self.plan_seconds, found.objective, extra, error, "", own, own_error, difference, costs
+        )
+
+    def _why_forced(self, same: Collection[Value]) -> str:
+        """Return why each plan has the reorder: what the tensor's readers can read."""
+        names = {value.node for value in same}
+        read: dict[str, None] = {}
+        readers: dict[str, None] = {}
+        for reader, operand in chain.from_iterable(map(self.normal.readers, same)):
+            ways = [way for way in self._found.ways.get(reader, ()) if operand in way.candidate.operands]
+            if reader not in names and ways:
+                readers[f"{reader}.{operand}"] = None
+                read |= dict.fromkeys(describe(way.candidate.operands[operand]) for way in ways)
+        if not read:
+            return "an output of the model has its format"
+        shown = " or ".join([*list(read)[:_MOST_NAMED], *(["another format"] if len(read) > _MOST_NAMED else [])])
+        return f"{', '.join(readers)} can read {shown}; no plan of these nodes has the tensor written so"
 
     def _alone(self, problem: Problem, same: Collection[Value], free: set[str]) -> tuple[float, float] | None:
         """Return the difference to the cheapest plan without a tensor's reorders in which only some nodes differ.

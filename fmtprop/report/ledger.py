@@ -53,7 +53,8 @@ CAUSES = {
     "pin": "take the pin out, or pin the other side alike",
     "boundary": "give or take the tensor in the format that the plan uses: fmtprop.compile(boundary={...})",
     "data type": "compute both sides in one data type",
-    "view": "the view moves data in any format of its source: leave it out of the model, or move it",
+    "view": "no memory format expresses what this operation does, so the elements must be copied; only a model "
+    "without it avoids that",
     "in place": "the tensor is made elsewhere: a view, an input, a constant, or read by two concats",
     "missing implementation": "no kernel reads the format that is there; a newer oneDNN may have one",
     "cheaper kernel": "a faster kernel wants another format; the reorder is the price",
@@ -94,13 +95,13 @@ class ReorderRow:
     reason : str
         The reader's and the producer's format.
     origin : str
-        The module's path of its reader in the model.
+        Where its reader is in the model: the path of the module, and the line of a call in a ``forward``.
     producer : str
         The node that writes the tensor, reorders before this one left out.
     readers : tuple of str
         The readers of the copy, as ``node.operand``, reorders after this one left out.
     producer_origin : str
-        The module's path of the producer in the model.
+        Where the producer is in the model.
     logical_nbytes : int
         Bytes read plus bytes written, of the elements alone.
     padding_nbytes : int
@@ -208,8 +209,15 @@ def verdict(rows: Sequence[ReorderRow], run_seconds: float) -> tuple[str, ...]:
 
 
 def module_of(origin: str) -> str:
-    """Return the module of a layer: ``layer1.0`` for ``layer1.0.conv1``; a top-level layer's own name."""
-    return origin.rpartition(".")[0] or origin
+    """Return the module that an operator's origin is in: a layer's owner, a top-level layer's own name, or a line.
+
+    Examples
+    --------
+    >>> module_of("layer1.0.conv1"), module_of("conv1"), module_of("layer1.0 (nets.py:14)"), module_of("nets.py:14")
+    ('layer1.0', 'conv1', 'layer1.0', 'nets.py:14')
+    """
+    path, _, line = origin.partition(" (")
+    return path if line or ":" in path else path.rpartition(".")[0] or path
 
 
 def copy_bandwidth() -> float:

@@ -16,7 +16,7 @@ from fmtprop.ir.node import Node
 from fmtprop.passes.assignment.formats import describe
 from fmtprop.passes.target import is_loop
 from fmtprop.report.files import OURS_TRACE, write_text
-from fmtprop.report.ledger import ReorderRow, rows_of_packing, rows_of_run, totals, verdict
+from fmtprop.report.ledger import ReorderRow, module_of, rows_of_packing, rows_of_run, totals, verdict
 from fmtprop.report.machine import machine
 from fmtprop.report.sketch import BufferRow, EdgeRow, NodeRow, buffers_of, edges_of, nodes_of
 from fmtprop.runtime.plan import Plan, Step
@@ -78,7 +78,7 @@ class StepRow:
     reason : str
         The rule that chose its formats.
     origin : str
-        The module's path in the model.
+        Where it is in the model: the path of the module, and the line of a call in a ``forward``.
     """
 
     name: str
@@ -241,20 +241,24 @@ class Report:
     def _distance(self) -> tuple[str, ...]:
         if self.certificate is None:
             return ()
-        costs = "modelled costs" if self.is_modelled else "costs"
-        saved = -min((row.counterfactual.extra_seconds or 0.0 for row in self.reorders), default=0.0)
-        if saved > 1e-6 * self.certificate.objective:  # the cheapest plan is another one: this one ran faster
-            return (
-                f"By the {costs} another plan takes {saved * 1e3:.3f} ms less: this one was not chosen by costs alone.",
-            )
-        if self.certificate.optimal:
-            return (f"By its {costs} no plan of these candidates is cheaper: proved.",)
-        return (f"By its {costs} no plan can be cheaper by more than {self.certificate.gap:.1%}.",)
+        one, costs = self.certificate, f"{self.costs} costs"
+        usual = ("It is the plan of policy propagate: there was nothing to gain.",) if one.is_usual else ()
+        if one.optimal:
+            return (*usual, f"By its {costs} no plan of these candidates is cheaper: proved.")
+        less = f"a plan could take at most {one.gap:.1%} less ({(one.objective - one.bound) * 1e3:.3f} ms)"
+        won = self.race is not None and len(self.race.names) > 1
+        return (*usual, f"By its {costs} {less}{': this one won the test run' if won else ''}.")
 
     @property
-    def is_modelled(self) -> bool:
-        """Whether no cost was measured: what other plans would take is a figure of the model."""
-        return self.tuning is None or not (self.tuning.measured or self.tuning.cached)
+    def costs(self) -> str:
+        """Sources of the costs: ``modelled``, ``measured`` or ``modelled and measured``."""
+        if self.tuning is not None:
+            measured, modelled = self.tuning.measured + self.tuning.cached, self.tuning.modelled
+        else:  # the reports of other policies have costs of other plans alone
+            words = " ".join(row.counterfactual.costs for row in self.reorders)
+            measured, modelled = words.count("measured"), words.count("modelled")
+        found = [word for word, count in (("modelled", modelled), ("measured", measured)) if count]
+        return " and ".join(found) or "modelled"
 
     @property
     def reorder_seconds(self) -> float:
@@ -279,6 +283,8 @@ class Report:
         return {
             **asdict(self),
             "totals": totals(self.reorders),
+            "modules": modules_of(self.steps, self.reorders),
+            "costs": self.costs,
             "fallback_share": self.fallback_share,
             "warnings": self.warnings,
             "verdict": self.verdict,
@@ -327,6 +333,20 @@ class Report:
         from fmtprop.report.text import report_text
 
         return report_text(self)
+
+
+def modules_of(steps: Sequence[StepRow], reorders: Sequence[ReorderRow]) -> list[dict[str, Any]]:
+    """Return the time of each module and of the reorders in it, and the bytes that these move; the slowest first."""
+    moved = {row.name: row.nbytes for row in reorders}
+    found: dict[str, dict[str, Any]] = {}
+    for step in steps:
+        name = module_of(step.origin)
+        sums = found.setdefault(name, {"name": name, "seconds": 0.0, "reorder_seconds": 0.0, "nbytes": 0})
+        sums["seconds"] += step.seconds
+        if step.name in moved:
+            sums["reorder_seconds"] += step.seconds
+            sums["nbytes"] += moved[step.name]
+    return sorted(found.values(), key=lambda sums: -sums["seconds"])
 
 
 def _as_of(times: Sequence[float], seconds: float) -> list[float]:

@@ -36,6 +36,21 @@ _DERIVED = {
         "type": "object",
         "properties": dict.fromkeys(("by_kind", "by_part", "by_cause", "by_module", "by_verdict"), _SUMS),
     },
+    "modules": {
+        "description": "Time of each module and of the reorders in it, and the bytes that these move.",
+        "type": "array",
+        "items": {
+            "type": "object",
+            "required": ["name", "seconds", "reorder_seconds", "nbytes"],
+            "properties": {
+                "name": {"type": "string"},
+                "seconds": {"type": "number"},
+                "reorder_seconds": {"type": "number"},
+                "nbytes": {"type": "integer"},
+            },
+        },
+    },
+    "costs": {"description": "Sources of the costs: modelled, measured, or modelled and measured.", "type": "string"},
     "fallback_share": {"description": "Part of the run in steps without optimized code.", "type": "number"},
     "warnings": {"type": "array", "items": {"type": "string"}},
     "verdict": {"description": "The report in a few sentences.", "type": "array", "items": {"type": "string"}},

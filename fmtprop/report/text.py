@@ -104,7 +104,7 @@ def certificate_text(report: Report) -> str:
         usual = "the same plan as propagate: nothing to gain" if c.is_usual else f"propagate costs {_time(c.propagate)}"
         lines.append(
             f"policy {report.policy}: kept is the plan {c.plan!r}, which costs {_time(c.objective)}"
-            f"{' (modelled)' if report.is_modelled else ''}, lower bound "
+            f" ({report.costs}), lower bound "
             f"{_time(c.bound)} ({c.proof} among {c.alternatives} alternatives, in {_time(c.seconds)}); "
             f"{_time(c.fallback)} of it in PyTorch's operators; {usual}"
         )
@@ -151,13 +151,13 @@ def _reorders(report: Report, limit: int | None = None) -> Table:
     rows = sorted(report.reorders, key=lambda row: -row.seconds)
     which = f"the {limit} costliest of {len(rows)} reorders" if limit is not None and limit < len(rows) else "reorders"
     table = Table(title=f"policy {report.policy}: {which} of every run")
-    figures = ("moved", "time", "share", f"without it{', modelled' if report.is_modelled else ''}")
+    figures = ("moved", "time", "share", f"without it, {report.costs}")
     for column in ("reorder", "from", "to", "dims", *figures, "cause"):
         table.add_column(column, justify="right" if column in figures else "left", overflow="fold")
     for row in rows[:limit]:
         dims = "x".join(map(str, row.dims))
         without = row.counterfactual
-        alone = "" if without.alone_seconds is None else f" {_change(without.alone_seconds)}"
+        alone = "" if without.difference_seconds is None else f" {_change(without.difference_seconds)}"
         told = (_bytes(row.nbytes), _time(row.seconds), f"{row.share:.1%}", without.verdict + alone)
         _add_row(
             table, row.name, row.src, row.dst, dims, *told, f"{row.cause}: {row.producer} -> {', '.join(row.readers)}"

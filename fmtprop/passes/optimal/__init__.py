@@ -6,7 +6,7 @@ defines problems and solutions as pure data. :mod:`~fmtprop.passes.optimal.solve
 is the pass that uses all of them.
 """
 
-from fmtprop.passes.optimal.assign import Certificate, OptimalFormats, price, prices
+from fmtprop.passes.optimal.assign import Certificate, OptimalFormats, fallen_back, price, prices
 from fmtprop.passes.optimal.conversions import ReorderTable, cheapest_conversions
 from fmtprop.passes.optimal.pins import resolve_pins
 from fmtprop.passes.optimal.problem import Alternative, Problem, Solution, evaluate
@@ -23,6 +23,7 @@ __all__ = [
     "cheapest_conversions",
     "evaluate",
     "expansions",
+    "fallen_back",
     "price",
     "prices",
     "resolve_pins",

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from fmtprop.errors import PassError
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Choice, Node, Value
+from fmtprop.ir.node import Node, Value
 from fmtprop.passes.assignment.assign import AssignFormats
 from fmtprop.passes.optimal.accuracy import growth, too_rough
 from fmtprop.passes.optimal.conversions import cheapest_conversions
@@ -165,20 +165,14 @@ class OptimalFormats:
             bound = min(bound, solution.bound)  # alternatives that are left out later could be chosen, too
             yield (
                 formatted,
-                replace(_certify(problem, solution, bound, propagate), fallback=self._fallen_back(formatted)),
+                replace(
+                    _certify(problem, solution, bound, propagate),
+                    fallback=fallen_back(formatted, self.costs, self.setting),
+                ),
             )
             if not any(problem.alternatives[index].payload.is_composed for index in solution.chosen):
                 return
             problem = _without(problem, {i for i, a in enumerate(problem.alternatives) if a.payload.is_composed})
-
-    def _fallen_back(self, formatted: Graph) -> float:
-        """Return the cost of steps without optimized code."""
-        computed = formatted.dependents()
-        slow = [node for node in formatted.nodes() if node.name in computed and self._is_slow(node.choice)]
-        return sum(_price(node, self.costs) for node in slow)
-
-    def _is_slow(self, choice: Choice | None) -> bool:
-        return choice is not None and (choice.target == self.setting.fallback.name or is_loop(choice.impl))
 
     def _prepare(self, found: Enumeration) -> None:
         pairs = dict.fromkeys(
@@ -196,6 +190,13 @@ def _certify(problem: Problem, solution: Solution, bound: float, propagate: floa
 
 def _without(problem: Problem, indices: Collection[int]) -> Problem:
     return replace(problem, alternatives=tuple(a for i, a in enumerate(problem.alternatives) if i not in indices))
+
+
+def fallen_back(formatted: Graph, costs: Costs, setting: Setting) -> float:
+    """Return the cost of a formatted graph's steps without optimized code, in seconds; see :func:`price`."""
+    choices = {node.name: node.choice for node in formatted.nodes() if node.choice is not None}
+    slow = {name for name, one in choices.items() if one.target == setting.fallback.name or is_loop(one.impl)}
+    return sum(seconds for name, seconds in prices(formatted, costs).items() if name in slow)
 
 
 def price(formatted: Graph, costs: Costs) -> float:

@@ -99,12 +99,12 @@
       ["steps", report.steps.length],
       ["reorders", report.reorders.length],
       ["in reorders", milliseconds(reordering)],
-      ["avoidable", wasted],
+      ["avoidable, " + report.costs, wasted],
       ["packed once", report.packed.length],
       ["arena", bytes(report.memory.arena)],
       ["policy", report.policy + ", " + report.precision],
     ];
-    if (report.certificate) figures.push(["above lower bound", percent(1 - report.certificate.bound / (report.certificate.objective || 1))]);
+    if (report.certificate) figures.push(["above lower bound, " + report.costs, percent(report.certificate.gap)]);
     fill(byId("figures"), ...figures.map(([name, value]) => fill(element("div"), element("dt", name), element("dd", value))));
   }
 
@@ -181,7 +181,7 @@
     { key: "seconds", title: "time", number: true, text: (row) => milliseconds(row.seconds) },
     { key: "share", title: "share", number: true, text: (row) => percent(row.share) },
     { key: "verdict", title: "verdict", value: (row) => row.counterfactual.verdict },
-    { key: "alone", title: "without it", number: true, value: (row) => row.counterfactual.alone_seconds ?? Infinity, text: (row) => signed(row.counterfactual.alone_seconds) },
+    { key: "difference", title: "without it", number: true, value: (row) => row.counterfactual.difference_seconds ?? Infinity, text: (row) => by(row.counterfactual.difference_seconds, row.counterfactual.costs) },
     { key: "formats", title: "formats", format: true, value: (row) => row.src + " → " + row.dst },
     { key: "edge", title: "edge", value: (row) => row.producer + " → " + row.readers.join(", ") },
     { key: "origin", title: "module" },
@@ -192,7 +192,7 @@
     { key: "bytes_per_second", title: "GB/s", number: true, text: (row) => (row.bytes_per_second / 1e9).toFixed(1) },
   ];
   const valueOf = (column, row) => (column.value ? column.value(row) : row[column.key]);
-  const signed = (s) => (s === null ? "" : (s > 0 ? "+" : "−") + milliseconds(Math.abs(s)));
+  const by = (s, costs) => (s === null ? "" : (s > 0 ? "+" : "−") + milliseconds(Math.abs(s)) + " " + costs);
 
   function ledger(report) {
     const wanted = byId("search").value.toLowerCase();
@@ -203,7 +203,7 @@
       const [x, y] = [valueOf(column, a), valueOf(column, b)];
       return sign * (x < y ? -1 : x > y ? 1 : 0);
     });
-    byId("found").textContent = rows.length + " of " + report.reorders.length + " reorders; " + report.packing.length + " more packed weights, once";
+    byId("found").textContent = rows.length + " of " + report.reorders.length + " reorders of every run; " + report.packed.length + " constants were packed once";
     const heads = COLUMNS.map((one) => {
       const sorted = one.key === order.key;
       const th = element("th", null, { scope: "col", class: one.number ? "number" : "", "aria-sort": sorted ? (order.down ? "descending" : "ascending") : "none" });
@@ -237,17 +237,19 @@
     const row = report.reorders.find((one) => one.name === chosen);
     if (!row) return fill(byId("detail"));
     const c = row.counterfactual;
-    const without = "The cheapest plan without it costs " + milliseconds(c.seconds) + " instead of " + milliseconds(c.plan_seconds);
+    const differs = (s, error) => by(s, c.costs) + " a run (± " + milliseconds(error) + ")";
     const told = {
-      forced: "No plan of these nodes does without it. " + c.why,
-      pays: without + ".",
-      uncertain: without + ", a difference within the errors of the costs (" + milliseconds(c.error_seconds) + "). fmtprop tune measures them.",
-      avoidable: without + ". It may differ in other places too: gains of several reorders do not add up.",
+      forced: "No plan of these nodes does without it: " + c.why + ".",
+      pays: "The cheapest plan without it: " + differs(c.extra_seconds, c.error_seconds) + ".",
+      uncertain: "The cheapest plan without it: " + differs(c.extra_seconds, c.error_seconds) + ", a difference within the errors of the costs. fmtprop tune measures them.",
+      avoidable: "The cheapest plan without it: " + differs(c.extra_seconds, c.error_seconds) + ". It may differ in other places too: gains of several reorders do not add up.",
     }[c.verdict] || "Not solved: " + c.why;
-    const alone = c.alone_seconds === null ? "no such plan" : signed(c.alone_seconds) + " for a run (± " + milliseconds(c.alone_error_seconds) + "), if only the writer and the readers of this tensor change";
+    const alone = c.alone_seconds === null ? "no such plan" : differs(c.alone_seconds, c.alone_error_seconds) + ", if only the writer and the readers of this tensor change";
+    const boundary = new Set(report.nodes.filter((node) => ["input", "output"].includes(node.op)).map((node) => node.name));
+    const place = (origin, names) => origin || (names.every((name) => boundary.has(name.split(".")[0])) ? "the caller" : "no module or line is known");
     const facts = [
       ["edge", row.producer + " → " + row.readers.join(", ")],
-      ["modules", (row.producer_origin || "the caller") + " → " + (row.origin || "the caller")],
+      ["modules", place(row.producer_origin, [row.producer]) + " → " + place(row.origin, row.readers)],
       ["formats", row.src + " → " + row.dst + " of " + row.dims.join("×")],
       ["why", row.reason],
       ["cause", row.cause + ": " + row.remedy],
@@ -348,30 +350,20 @@
   }
 
   // ---------------------------------------------------------------- modules, memory, steps
-  const moduleOf = (origin) => (origin.includes(".") ? origin.slice(0, origin.lastIndexOf(".")) : origin) || "(no module)";
   function modules(report) {
-    const sums = new Map();
-    const moved = new Map(report.reorders.map((row) => [row.name, row.nbytes]));
-    for (const step of report.steps) {
-      const name = moduleOf(step.origin);
-      const sum = sums.get(name) || { other: 0, reorders: 0, nbytes: 0 };
-      sum[moved.has(step.name) ? "reorders" : "other"] += step.seconds * 1e3;
-      sum.nbytes += moved.get(step.name) || 0;
-      sums.set(name, sum);
-    }
-    const top = [...sums].sort((a, b) => b[1].other + b[1].reorders - a[1].other - a[1].reorders).slice(0, 20);
+    const top = report.modules.slice(0, 20);
     // modules of a network differ in the last parts of their paths
-    const names = top.map(([name]) => tail(safe(name), longest()));
+    const names = top.map((one) => tail(safe(one.name || "(no module)"), longest()));
     byId("module-chart").style.height = 90 + 26 * top.length + "px";
     const chart = draw("module-chart", "Time of each module, in reorders and in everything else; bytes that reorders move", {
       grid: { left: room(names), right: 20, top: 36, bottom: 44 },
       legend: { textStyle: { color: ink() }, top: 0 },
-      tooltip: { trigger: "axis", formatter: (all) => safe(top[all[0].dataIndex][0] + "\n" + all.map((one) => one.seriesName + " " + one.value.toFixed(3) + " ms").join("\n") + "\nreorders move " + bytes(top[all[0].dataIndex][1].nbytes)) },
+      tooltip: { trigger: "axis", formatter: (all) => safe(top[all[0].dataIndex].name + "\n" + all.map((one) => one.seriesName + " " + one.value.toFixed(3) + " ms").join("\n") + "\nreorders move " + bytes(top[all[0].dataIndex].nbytes)) },
       xAxis: axis({ type: "value", name: "ms", nameLocation: "middle", nameGap: 28 }),
       yAxis: axis({ type: "category", data: names, inverse: true }),
       series: [
-        { name: "everything else", type: "bar", stack: "time", color: PALETTE[0], data: top.map(([, sum]) => sum.other) },
-        { name: "reorders", type: "bar", stack: "time", color: HOT, data: top.map(([, sum]) => sum.reorders) },
+        { name: "everything else", type: "bar", stack: "time", color: PALETTE[0], data: top.map((one) => (one.seconds - one.reorder_seconds) * 1e3) },
+        { name: "reorders", type: "bar", stack: "time", color: HOT, data: top.map((one) => one.reorder_seconds * 1e3) },
       ],
     });
     chart.resize();
