@@ -242,7 +242,8 @@ class Report:
         if self.certificate is None:
             return ()
         one, costs = self.certificate, f"{self.costs} costs"
-        usual = ("It is the plan of policy propagate: there was nothing to gain.",) if one.is_usual else ()
+        nothing = ": there was nothing to gain" if one.optimal else ""
+        usual = (f"It is the plan of policy propagate{nothing}.",) if one.is_usual else ()
         if one.optimal:
             return (*usual, f"By its {costs} no plan of these candidates is cheaper: proved.")
         less = f"a plan could take at most {one.gap:.1%} less ({(one.objective - one.bound) * 1e3:.3f} ms)"

@@ -101,7 +101,8 @@ def certificate_text(report: Report) -> str:
     """Return the certificate of policy `optimal`, the sources of its costs, and the result of its race."""
     lines = []
     if (c := report.certificate) is not None:
-        usual = "the same plan as propagate: nothing to gain" if c.is_usual else f"propagate costs {_time(c.propagate)}"
+        nothing = ": nothing to gain" if c.optimal else ""
+        usual = f"the same plan as propagate's{nothing}" if c.is_usual else f"propagate costs {_time(c.propagate)}"
         lines.append(
             f"policy {report.policy}: kept is the plan {c.plan!r}, which costs {_time(c.objective)}"
             f" ({report.costs}), lower bound "

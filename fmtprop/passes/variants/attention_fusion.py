@@ -169,6 +169,8 @@ def _limit_of(graph: Graph, mask: Value, queries: int, keys: int, hidden: float)
     dims = node.results[0].dims
     if node.op != "constant" or dims[-2:] != (queries, keys) or not 1 <= node.results[0].size <= _MOST_NUMBERS:
         return None
+    if node.name not in graph.constants:  # a compiled graph has released its numbers
+        return None
     numbers = materialise(graph.constants[node.name], node.results[0]).reshape(-1, queries, keys)
     allowed = numbers == 0
     limit = int(allowed[0, 0].sum()) - 1

@@ -39,13 +39,20 @@
   const isDark = () => dark.matches && !printing;
   const ink = () => (isDark() ? "#e6edf3" : "#1b1f24");
   const line = () => (isDark() ? "#30363d" : "#d0d7de");
-  const formatColours = new Map();
-  const layoutOf = (format) => format.replace(/^[a-z0-9_]+:/, "").replace(/^.*\].*$/, "strided");
-  function formatColour(format) {
-    const name = layoutOf(format);
-    if (!formatColours.has(name)) formatColours.set(name, PALETTE[Math.min(formatColours.size, PALETTE.length - 1)]);
-    return formatColours.get(name);
+  // a format's colour is its own in every report: of its family, or of its name
+  const BLOCKS = { 4: "#1f9aa8", 8: "#c2902b", 16: "#8a5cc7", 32: "#c2568f" };
+  const ORDER = "abcdefghijkl";
+  function familyOf(format) {
+    const name = format.replace(/^[a-z0-9_]+:/, "").replace(/^.*\].*$/, "strided");
+    if (name === "strided") return { name, colour: "#6b7785" };
+    if (ORDER.startsWith(name)) return { name: "row-major", colour: "#3b78c2" };
+    if (name.length > 2 && name === "a" + ORDER.slice(2, name.length) + "b") return { name: "channels last", colour: "#2e9e5b" };
+    const block = /^aB[c-l]*?(\d+)b$/.exec(name);
+    if (block && BLOCKS[block[1]]) return { name: "blocks of " + block[1] + " channels", colour: BLOCKS[block[1]] };
+    const sum = [...name].reduce((all, c) => (31 * all + c.codePointAt(0)) % 9973, 7);
+    return { name, colour: "hsl(" + (sum % 360) + ",42%," + (42 + (sum % 3) * 8) + "%)" };
   }
+  const formatColour = (format) => familyOf(format).colour;
 
   // ---------------------------------------------------------------- charts
   function draw(id, label, option) {
@@ -174,7 +181,10 @@
     const heads = columns.map((column) => element("th", column.title, { scope: "col", class: column.number ? "number" : "" }));
     const body = rows.map((row) => fill(element("tr"), ...row.map((cell, i) => element("td", cell, { class: cellClass(columns[i]) }))));
     fill(parent, fill(element("thead"), fill(element("tr"), ...heads)), fill(element("tbody"), ...body));
+    hint(parent);
   }
+  // a table that is wider than its place says so
+  const hint = (made) => (made.parentElement.dataset.wide = String(made.parentElement.scrollWidth > made.parentElement.clientWidth + 1));
 
   const COLUMNS = [
     { key: "name", title: "reorder" },
@@ -216,6 +226,7 @@
       return fill(th, button);
     });
     fill(byId("rows"), fill(element("thead"), fill(element("tr"), ...heads)), fill(element("tbody"), ...rows.map(ledgerRow)));
+    hint(byId("rows"));
   }
   function ledgerRow(row) {
     const tr = element("tr", null, { "aria-selected": String(chosen === row.name) });
@@ -237,7 +248,7 @@
     const row = report.reorders.find((one) => one.name === chosen);
     if (!row) return fill(byId("detail"));
     const c = row.counterfactual;
-    const differs = (s, error) => by(s, c.costs) + " a run (± " + milliseconds(error) + ")";
+    const differs = (s, error) => by(s, "a run, " + c.costs) + " (± " + milliseconds(error) + ")";
     const told = {
       forced: "No plan of these nodes does without it: " + c.why + ".",
       pays: "The cheapest plan without it: " + differs(c.extra_seconds, c.error_seconds) + ".",
@@ -294,6 +305,17 @@
     const corners = [[0, 0], [wide, high]].map(([x, y], i) => ({ name: "\u0000" + i, x, y, symbol: "none", label: { show: false }, tooltip: { show: false } }));
     const size = Math.max(6, Math.min(14, 0.8 * across, 0.5 * down));
     const symbols = { input: "triangle", output: "triangle" };
+    // a label ends before the next node of its row
+    const rows = new Map();
+    for (const node of report.nodes) rows.set(node.y, (rows.get(node.y) || []).concat(node.x));
+    const space = (node) => {
+      const next = Math.min(...rows.get(node.y).filter((x) => x > node.x));
+      return next < Infinity ? (next - node.x) * across - size - 8 : wide + right - indent - node.x * across - size;
+    };
+    const labels = new Map(report.nodes.map((node) => {
+      const most = Math.min(18, Math.floor(space(node) / 6.5));
+      return [node.name, most < 4 ? "" : clip(safe(node.name), most)];
+    }));
     const nodes = report.nodes.map((node) => ({
       name: node.name, x: indent + node.x * across, y: node.y * down, value: node,
       symbol: known.has(node.name) ? "diamond" : symbols[node.op] || "roundRect",
@@ -310,7 +332,7 @@
       series: [{
         type: "graph", layout: "none", roam: true, draggable: false, data: nodes.concat(corners), links, left, right, top: 20, bottom: 20,
         edgeSymbol: many ? ["none", "none"] : ["none", "arrow"], edgeSymbolSize: 5, scaleLimit: { min: 0.3, max: 60 }, zoom: 1,
-        label: { show: labelled, position: "right", color: ink(), fontSize: 11, formatter: (p) => clip(safe(p.name), 18) },
+        label: { show: labelled, position: "right", color: ink(), fontSize: 11, formatter: (p) => labels.get(p.name) || "" },
         labelLayout: { hideOverlap: true },
         emphasis: { disabled: many }, silent: false,
       }],
@@ -325,8 +347,8 @@
     byId("in").onclick = () => zoom(chart, 1.6);
     byId("out").onclick = () => zoom(chart, 1 / 1.6);
     byId("fit").onclick = () => graph(report);
-    const shown = [...new Set(report.nodes.map((node) => layoutOf(node.format)))];
-    fill(byId("legend"), legendOf(HOT, "reorder"), ...shown.slice(0, 12).map((name) => legendOf(formatColour(name), name)));
+    const shown = new Map(report.nodes.map((node) => familyOf(node.format)).map((one) => [one.name, one.colour]));
+    fill(byId("legend"), legendOf(HOT, "reorder"), ...[...shown].slice(0, 12).map(([name, colour]) => legendOf(colour, name)));
   }
   function zoom(chart, factor) {
     const series = chart.getOption().series[0];
@@ -435,7 +457,11 @@
   let waiting = 0;
   addEventListener("resize", () => {
     clearTimeout(waiting);
-    waiting = setTimeout(() => charts.forEach((chart) => chart.resize()), 100);
+    waiting = setTimeout(() => {
+      charts.forEach((chart) => chart.resize());
+      graph(POLICIES[current]);
+      document.querySelectorAll(".scroll table").forEach(hint);
+    }, 100);
   });
   function print(begins) {
     while (waitingFor.size) arrive();
