@@ -49,6 +49,10 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings have them
 html_theme = "furo"
 html_title = f"fmtprop {release}"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
+#: entries of the navigation that have another title than their page
+_TITLES = {"README": "Overview"}
 
 
 def setup(app: Any) -> None:
@@ -59,5 +63,6 @@ def setup(app: Any) -> None:
 def _with_navigation(app: object, page: str, source: list[str]) -> None:
     if page == root_doc:
         for caption, pages in NAVIGATION.items():
-            entries = "\n".join(f"/{entry}" for entry in pages)
+            titled = ((_TITLES.get(entry), f"/{entry}") for entry in pages)
+            entries = "\n".join(path if title is None else f"{title} <{path}>" for title, path in titled)
             source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}\n```\n"

@@ -19,6 +19,13 @@ from fmtprop.errors import FmtpropError
 from fmtprop.lens.gain import WAYS
 from fmtprop.verbose import Ledger
 
+_NOTHING = (
+    "PyTorch's oneDNN executed nothing in this program's own process, so there are no reorders to remove: PyTorch runs "
+    "f32 matrix products in its own BLAS, and f64, integers, very small convolutions and code of torch.compile without "
+    "oneDNN. For child processes and other libraries: fmtprop verbose -- COMMAND; to see whether a plan is faster: "
+    "fmtprop bench file.py:factory --vs torch"
+)
+
 
 def lens(
     command: Annotated[
@@ -73,7 +80,7 @@ def lens(
     if data is None:
         note("there are no findings: a signal or os._exit ended the program, or it could not be watched")
     elif not data["primitives"]["count"]:
-        note("PyTorch's oneDNN executed nothing in this program's own process")
+        note(_NOTHING)
     if count := elsewhere.primitives.count:
         seconds = elsewhere.primitives.seconds
         note(f"{count} more executions ({seconds * 1e3:.3f} ms) are in no row: child processes, or outside operators")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -229,14 +229,31 @@ def _row(key: tuple[str, str, str, str], group: Sequence[OperatorCall]) -> Opera
     )  # fmt: skip
 
 
+def _alike(rows: Sequence[OperatorRow]) -> list[tuple[str, OperatorRow]]:
+    """Return rows with their modules; equal layers of one line, whose reorders are the same, are one row."""
+    groups: dict[tuple[object, ...], list[OperatorRow]] = {}
+    for row in rows:
+        groups.setdefault((row.kind, row.line, row.operator, row.formats), []).append(row)
+    found = []
+    for group in groups.values():
+        names = list(dict.fromkeys(row.module for row in group))
+        more = f" and {len(names) - 1} like it" if len(names) > 1 else ""
+        sums = ("calls", "primitives", "reorders", "primitive_seconds", "reorder_seconds")
+        sums += ("weights_seconds", "activation_seconds")
+        whole = replace(group[0], **{name: sum(getattr(row, name) for row in group) for name in sums})
+        found.append((f"{names[0]}{more}", whole))
+    return sorted(found, key=lambda one: -one[1].reorder_seconds)
+
+
 def _operators(rows: Sequence[OperatorRow]) -> Table:
-    table = Table(title=f"the costliest {min(_SHOWN, len(rows))} of {len(rows)} places")
+    alike = _alike(rows)
+    table = Table(title=f"the costliest {min(_SHOWN, len(alike))} of {len(alike)} places")
     for column in ("module", "line", "operator", "reorders", "time", "of weights", "formats"):
         right = column in ("reorders", "time", "of weights")
         table.add_column(column, justify="right" if right else "left", overflow="fold")
-    for row in rows[:_SHOWN]:
+    for name, row in alike[:_SHOWN]:
         times = (f"{seconds * 1e3:.3f} ms" for seconds in (row.reorder_seconds, row.weights_seconds))
-        module = f"{row.module} ({row.kind})" if row.kind else ""
+        module = f"{name} ({row.kind})" if row.kind else ""
         cells = (
             module,
             row.line.rpartition("/")[2],
