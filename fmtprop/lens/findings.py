@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 #: version of the JSON form
 SCHEMA = 4
 _SHOWN = 20
+#: the fields of a row that are sums over its calls
+_SUMS = (
+    "calls", "primitives", "reorders", "primitive_seconds", "reorder_seconds", "weights_seconds", "activation_seconds",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -238,9 +242,7 @@ def _alike(rows: Sequence[OperatorRow]) -> list[tuple[str, OperatorRow]]:
     for group in groups.values():
         names = list(dict.fromkeys(row.module for row in group))
         more = f" and {len(names) - 1} like it" if len(names) > 1 else ""
-        sums = ("calls", "primitives", "reorders", "primitive_seconds", "reorder_seconds")
-        sums += ("weights_seconds", "activation_seconds")
-        whole = replace(group[0], **{name: sum(getattr(row, name) for row in group) for name in sums})
+        whole = replace(group[0], **{name: sum(getattr(row, name) for row in group) for name in _SUMS})
         found.append((f"{names[0]}{more}", whole))
     return sorted(found, key=lambda one: -one[1].reorder_seconds)
 

@@ -112,8 +112,9 @@ class Report:
     packed : tuple of (str, str, int)
         Constants packed once: node, format, bytes.
     memory : mapping of str to int
-        Bytes: ``constants``, ``arena``, and ``peak``, the largest sum alive at one step: the arena's lower bound. Plans
-        of target ``mkldnn`` have no arena, 0 bytes; there it is the lower bound of PyTorch's allocations in a run.
+        Bytes: ``constants``, ``arena``, and ``peak``, the largest sum alive at one step. It has the tensors of the
+        arena, whose lower bound it is, and those that PyTorch's operators allocate. Plans of target ``mkldnn`` have no
+        arena, 0 bytes.
     certificate : Certificate, optional
         For policy `optimal`: the proof of its choice.
     tuning : Tuning, optional

@@ -143,9 +143,9 @@ def _headline(report: Report) -> str:
 
 def _memory(report: Report) -> str:
     sizes = {name: _bytes(size) for name, size in report.memory.items()}
-    if report.memory["peak"] > report.memory["arena"]:  # PyTorch allocates each result
-        return f"constants {sizes['constants']}, no arena, tensors alive at once {sizes['peak']}"
-    return ", ".join(f"{name} {size}" for name, size in sizes.items())
+    arena = f"arena {sizes['arena']}" if report.memory["arena"] else "no arena"
+    outside = " (with tensors that PyTorch allocates)" if report.memory["peak"] > report.memory["arena"] else ""
+    return f"constants {sizes['constants']}, {arena}, at most {sizes['peak']} alive at once{outside}"
 
 
 def _reorders(report: Report, limit: int | None = None) -> Table:

@@ -86,7 +86,9 @@ def check_shares(one):
         assert f"The costliest one is {costliest['name']}" in one["verdict"][2]
     memory = one["memory"]
     ends = [buffer["offset_nbytes"] + buffer["nbytes"] for buffer in one["buffers"]]
-    assert memory["peak"] <= memory["arena"] and max(ends, default=0) <= memory["arena"]
+    assert max(ends, default=0) <= memory["arena"]
+    if all(step["target"] == "onednn" for step in one["steps"]):  # PyTorch's operators allocate tensors outside of it
+        assert memory["peak"] <= memory["arena"]
 
 
 def check_answers(one):

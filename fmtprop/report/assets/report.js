@@ -394,7 +394,8 @@
   function memory(report) {
     byId("memory").hidden = !report.buffers.length;
     if (!report.buffers.length) return;
-    byId("memory-text").textContent = "The arena has " + bytes(report.memory.arena) + "; at most " + bytes(report.memory.peak) + " are alive at one step. Constants take " + bytes(report.memory.constants) + ".";
+    const outside = report.memory.peak > report.memory.arena ? ", with tensors that PyTorch allocates outside of it," : "";
+    byId("memory-text").textContent = "The arena has " + bytes(report.memory.arena) + "; at most " + bytes(report.memory.peak) + outside + " are alive at one step. Constants take " + bytes(report.memory.constants) + ".";
     draw("memory-chart", "Arena: the buffers over the steps in which they hold data", {
       grid: { left: 64, right: 16, top: 32, bottom: 44 },
       xAxis: axis({ type: "value", name: "step", nameLocation: "middle", nameGap: 26, min: 0, minInterval: 1, max: report.steps.length }),
