@@ -218,8 +218,11 @@ class Ledger:
             lines += [_line(row) for row in data[title][:_SHOWN]]
         if data["findings"]:
             lines += ["", "findings"]
-            for kind in dict.fromkeys(row["kind"] for row in data["findings"]):
-                lines += _finding([row for row in data["findings"] if row["kind"] == kind])
+            kinds: dict[str, list[dict[str, Any]]] = {}
+            for row in data["findings"]:
+                kinds.setdefault(row["kind"], []).append(row)
+            for rows in sorted(kinds.values(), key=lambda rows: -sum(row["seconds"] for row in rows)):
+                lines += _finding(rows)
         return "\n".join(lines)
 
 
