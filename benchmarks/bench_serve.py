@@ -191,7 +191,7 @@ async def with_kill(name: str, seconds: float, loading: Any) -> Seen:
 
     async def kill() -> None:
         await asyncio.sleep(seconds / 2)
-        actors = [one for one in ray.util.list_named_actors(all_namespaces=True) if f"#{name}#{name}#" in one["name"]]
+        actors = [one for one in ray.util.list_named_actors(all_namespaces=True) if f"{name}#{name}#" in one["name"]]
         ray.kill(ray.get_actor(actors[0]["name"], actors[0]["namespace"]))
 
     seen, _ = await asyncio.gather(loading, kill())
