@@ -5,7 +5,8 @@ Data's ``map_batches`` runs it in actors of one CPU each (:class:`fmtprop.ray.Pr
 same class on the same files, in turns. A turn is from the first batch to the last, so without the start of processes;
 that is given beside it. The first four bytes of an image are its number: each must come once, with the scores that
 PyTorch gives the same bytes (some of them) and equal ones in all turns. ``--kill`` ends an actor in the middle of one
-more turn.
+more turn. The last line has the parts of the calculation in docs/deploy.md: one process alone is measured on some of
+the images.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ FILE, BATCH = 250, 16
 
 #: images that PyTorch computes, too
 COMPARED = 32
+
+#: files for a process that runs alone
+ALONE = 4
 
 Batch = Mapping[str, np.ndarray[Any, Any]]
 
@@ -99,11 +103,11 @@ def on_ray(folder: Path, plan: str, workers: int, mark: str = "", end_at: float 
     yield from results.iter_batches(batch_size=4 * FILE, batch_format="numpy")
 
 
-def bare(folder: Path, plan: str, workers: int) -> Iterator[Batch]:
-    """Run bare processes over the files."""
+def bare(folder: Path, plan: str, workers: int, most: int | None = None) -> Iterator[Batch]:
+    """Run bare processes over the files, or the first of them."""
     context = get_context("spawn")
     ready, results = context.Barrier(workers), context.Queue()
-    files = sorted(str(path) for path in (folder / "images").iterdir())
+    files = sorted(str(path) for path in (folder / "images").iterdir())[:most]
     processes = [
         context.Process(target=_work, args=(plan, files[worker::workers], ready, results)) for worker in range(workers)
     ]
@@ -175,6 +179,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         raise SystemExit("two turns have different scores")
                     before = scores
                     seconds[kind].append((took, whole))
+            few = min(given.images, ALONE * FILE)
+            alone, _, _ = turn(bare(folder, plan, 1, ALONE), few, expected)
             if given.kill:
                 half = time.time() + median(whole for _, whole in seconds["Ray Data"]) / 2
                 _, whole, scores = turn(
@@ -200,6 +206,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     )
     print(f"Ray Data over bare processes: {ratio:.3f}, target {TARGET}: {'met' if ratio >= TARGET else 'missed'}")
+    one = alone / few
+    together = given.workers / rates["bare processes"] / one
+    print(f"alone={one:.5f}, together={together:.3f}, ray={ratio:.3f}, image_bytes={3 * 224 * 224}")
     write_json(given.json, {"ratio": ratio, "seconds": seconds, "cpu": environment.cpu})
     return 0
 

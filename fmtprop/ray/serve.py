@@ -27,7 +27,7 @@ from fmtprop.errors import InputError
 from fmtprop.ray.threads import set_threads
 from fmtprop.serving.batching import Ran
 from fmtprop.serving.protocol import RequestError, route, server_metadata
-from fmtprop.serving.service import Answer, Service
+from fmtprop.serving.service import MOST_BYTES, Answer, Service
 
 #: replicas that a request is given to, if those before die
 _ATTEMPTS = 3
@@ -172,6 +172,8 @@ class Front:
         """Answer an HTTP request."""
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
         try:
+            if int(request.headers.get("content-length", 0)) > MOST_BYTES:  # before it is read
+                raise RequestError(413, f"the request is larger than {MOST_BYTES} bytes")
             answer = await self._answer(request.method, path, dict(request.headers), await request.body())
         except RequestError as error:
             answer = Answer.error(error.status, str(error))

@@ -7,6 +7,8 @@ import threading
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fmtprop as fp
 from fmtprop.serving import Engine, Service, Spec
@@ -157,6 +159,27 @@ def test_bad_binary_data(net, length, size, raw, why):
     headers = {} if length is None else {LENGTH: str(len(text)) if length == "json" else length}
     status, answer, _ = ask(Service({"two": net}), "POST", "/v2/models/two/infer", text + raw, headers)
     assert status == 400 and why in answer["error"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_any_body_gets_an_answer(data):
+    """Bytes of a good request are replaced, left out or doubled, in the JSON, the tensor and the header."""
+    row = {"name": "x", "datatype": "FP32", "shape": [2, 1], "parameters": {"binary_data_size": 8}}
+    other = {"name": "n", "datatype": "INT8", "shape": [2, 2], "data": [[1, -2], [3, 4]]}
+    text = json.dumps({"id": "a", "inputs": [row, other], "parameters": {"timeout": 10_000_000}}).encode()
+    whole, length = bytearray(text + b"\0" * 8), str(len(text))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(whole) - 1))
+        new = data.draw(
+            st.sampled_from([b"", b'"', b"[", b"]", b"{}", b"-", b"9" * 30, b"1e400", b"NaN", b"true", b"\xff"])
+        )
+        whole[place : place + data.draw(st.integers(0, 9))] = new
+    headers = {LENGTH: data.draw(st.sampled_from([length, str(len(whole)), "0", "-1", "1e3", "", "٣"]))}
+    specs = (Spec("x", torch.float32, (2, 1)), Spec("n", torch.int8, (2, 2)))
+    engine = Engine(specs, (Spec("y", torch.float32, (2, 1)),), lambda given: [given[0] * 2])
+    status, answer, _ = ask(Service({"m": engine}), "POST", "/v2/models/m/infer", bytes(whole), headers)
+    assert status == 200 or (status in (400, 504) and answer["error"])
 
 
 def test_other_statuses(net):
