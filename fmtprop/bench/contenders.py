@@ -22,7 +22,7 @@ from fmtprop.bench.compare import compare_outputs, tensors_of
 from fmtprop.bench.interleave import Benchmark
 from fmtprop.bench.peers import PEERS, OnnxRuntime, OpenVINO, Peer, export_onnx, peer
 from fmtprop.bench.processes import Prepared, interleave_processes
-from fmtprop.compiling.loading import load_plan
+from fmtprop.compiling.loading import load_one
 from fmtprop.compiling.stages import check_memory
 from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.frontends import GraphModule, load, save
@@ -95,7 +95,7 @@ class Contender:
             if not dnnl.supports(self.precision):
                 raise FmtpropError(f"{self.name}: oneDNN has no {self.precision} on this CPU ({dnnl.lib().isa})")
             if self.plan:
-                net = load_plan(self.plan)
+                net = load_one(self.plan)
                 return lambda *inputs: tuple(net.run_flat(inputs))
             return compile_graph(material.graph, self.how)
         return _with_onnx(self.how, material).prepare(material.module(), material.inputs, material.threads)

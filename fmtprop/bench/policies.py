@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from fmtprop.api import CompiledModel, Options, compile_graph, random_inputs
-from fmtprop.compiling.loading import load_plan, read_plan
+from fmtprop.compiling.loading import load_one, read_plan
 from fmtprop.compiling.stages import check_memory
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.graph import Graph
@@ -89,8 +89,8 @@ def measure_plan(
     use_threads(threads)
     say = progress or _silent
     say("loading", 0, 3)
-    net = load_plan(path)
-    graph = read_plan(path).plans[0].inside()
+    net = load_one(path)
+    graph = read_plan(path).plans[-1].inside()
     inputs = random_inputs(graph)
     say("running in PyTorch", 1, 3)
     expected = evaluate(graph, {node.name: one for node, one in zip(graph.input_nodes, inputs, strict=True)})

@@ -12,7 +12,7 @@ from time import perf_counter
 
 from fmtprop.compiling.attempts import Attempts
 from fmtprop.compiling.budget import Budget
-from fmtprop.compiling.entrants import OTHER_SHAPE, Entrant
+from fmtprop.compiling.entrants import OTHER_SHAPE, Entrant, name_of_rewrite
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.planned import ATTEMPTS, Planned
 from fmtprop.compiling.selection import Selection
@@ -22,6 +22,7 @@ from fmtprop.ir.footprint import weights_nbytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.tensors import defer
 from fmtprop.passes.base import Observer
+from fmtprop.planfile.rebuild import is_built
 from fmtprop.runtime import Plan
 from fmtprop.runtime.build import Draft
 from fmtprop.runtime.constants import ConstantStore
@@ -198,7 +199,7 @@ class Compilation(Planned):
         self.plan, self.formatted, self.certificate, self.race = plan, graph, chosen.certificate, chosen.race
         self.kept, self._like = chosen.kept, None
         self.dropped = self._attempts.settle(self.normal.name, name, 8)
-        self.is_like_another_shape = name == OTHER_SHAPE
+        self.is_like_another_shape, self.rewrite = name == OTHER_SHAPE, name_of_rewrite(chosen.kept)
 
     def _begin(self, ended: str) -> None:
         if self.options.stage is not None:
@@ -220,7 +221,7 @@ class Compilation(Planned):
         key = None if kept.name == OTHER_SHAPE else key_of({"plan": kept.key})
         if key is not None and self._store.has_passed(key):
             return []
-        checked = self._like.graph.nodes() if self._like is not None and kept.name == OTHER_SHAPE else ()
+        checked = filter(is_built, self._like.graph.nodes() if self._like and kept.name == OTHER_SHAPE else ())
         wrong = check_steps(draft.plan.steps, self._store, draft.plan.packed, checked)
         if not wrong and key is not None:
             self._store.add_passed([key])

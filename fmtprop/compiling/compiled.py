@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from os import PathLike
-from pickle import PickleBuffer
 from statistics import median
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fmtprop.compiling.inputs import random_inputs
+from fmtprop.compiling.saveable import Saveable
 from fmtprop.compiling.serving import Serving
 from fmtprop.errors import InputError
 from fmtprop.ir.graph import Graph
@@ -23,13 +22,14 @@ from fmtprop.system.limits import MAX_RUNS, MAX_THREADS
 
 if TYPE_CHECKING:
     from fmtprop.compiling.planned import Planned
+    from fmtprop.compiling.saving import Saved
     from fmtprop.report import Report
 
 #: runs before those that count, and those that do, where nothing else is asked for
 _WARMUP, _REPEATS = 3, 10
 
 
-class CompiledModel(Serving):
+class CompiledModel(Serving, Saveable):
     """A model that is planned and ready to run. Made by :func:`compile`.
 
     Parameters
@@ -319,44 +319,14 @@ class CompiledModel(Serving):
         super().close()
         self._executor.close()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
+    def __copy__(self) -> CompiledModel:
         """Return a model with contexts of its own; the plan and the constants, which never change, are shared."""
         return CompiledModel(self.compilation)
 
-    def __copy__(self) -> CompiledModel:
-        """Return a model with contexts of its own, as a deep copy is."""
-        return self.__deepcopy__({})
+    def _saved(self) -> Saved:
+        from fmtprop.compiling.saving import Saved
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the model to a plan file, which :func:`fmtprop.load_plan` reads in any process.
-
-        The file has the packed weights, the formatted graph and all choices: the same machine and library run it with
-        the same implementations and equal bits, without a search, a race or a measurement. It has no code in it.
-
-        Parameters
-        ----------
-        path : str or path
-            The file; usually it ends in ``.fmtplan``. Only a plan file is replaced.
-
-        Raises
-        ------
-        PlanError
-            The model cannot be in a file, or the file cannot be written.
-        """
-        from fmtprop.compiling.saving import save
-
-        save([self.compilation], self.options, {"kind": "model"}, path)
-
-    def __reduce__(self) -> Any:
-        """Be pickled as the bytes of a plan file; where they are loaded, they are planned again if they do not fit."""
-        return self.__reduce_ex__(2)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Be pickled as the bytes of a plan file, from protocol 5 on as a buffer that need not be copied."""
-        from fmtprop.compiling.saving import saved
-
-        data = saved([self.compilation], self.options, {"kind": "model"})
-        return unpickled, (PickleBuffer(data) if protocol >= 5 else bytes(data),)
+        return Saved([self.compilation], self.options)
 
     def _repr_html_(self) -> str:
         """Return the plan as a picture for a notebook."""
@@ -369,13 +339,6 @@ class CompiledModel(Serving):
     def __repr__(self) -> str:
         size = f"{len(self.plan.steps)} steps, {len(self.plan.reorders)} reorders"
         return f"<CompiledModel {self.graph.name}: policy {self.options.policy}, {self.precision}, {size}>"
-
-
-def unpickled(data: Any) -> Any:
-    """Return the model of a pickle."""
-    import fmtprop
-
-    return fmtprop.load_plan(data)
 
 
 def _check_repeats(repeats: int) -> None:

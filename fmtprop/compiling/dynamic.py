@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,26 +14,29 @@ from fmtprop.compiling.buckets import Buckets, Given, Padding
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.plans import Plans
+from fmtprop.compiling.saveable import Saveable
 from fmtprop.compiling.serving import Serving
-from fmtprop.compiling.shapes import Shapes
 from fmtprop.errors import InputError
-from fmtprop.frontends.torch_export import Exported
 from fmtprop.ir.structure import flatten_arguments, restructure
 from fmtprop.report import TOLERANCES
 from fmtprop.runtime.agreement import relative_error
 from fmtprop.system import collector
 
 if TYPE_CHECKING:
+    from fmtprop.compiling.program import Program
+    from fmtprop.compiling.saving import Saved
     from fmtprop.report import Report
 
 
-class DynamicModel(Serving):
+class DynamicModel(Serving, Saveable):
     """A model that is planned for each shape that it is called with. Made by :func:`compile` with ``dynamic_shapes``.
 
     Parameters
     ----------
-    exported : Exported
-        The model, exported once.
+    name : str
+        Name of the model.
+    program : callable
+        Returns the model's program; called when a shape has no plan.
     make : callable
         Compiles an imported graph, as :func:`fmtprop.api.compile_graph` does.
     options : Options
@@ -41,34 +46,41 @@ class DynamicModel(Serving):
         Plans that are kept. The plan that was used longest ago goes first.
     buckets : mapping of str to mapping of int to sequence of int, optional
         Sizes that calls are padded to, by input and axis.
+    nets : sequence of CompiledModel
+        Plans that there are already; without one, the shape of the program's examples is planned.
     """
 
     def __init__(
         self,
-        exported: Exported,
+        name: str,
+        program: Callable[[], Program],
         make: Callable[..., CompiledModel],
         options: Options,
         max_shapes: int,
         buckets: Given | None = None,
+        nets: Sequence[CompiledModel] = (),
     ) -> None:
         super().__init__()
-        self.name = exported.name
-        self.max_shapes = max_shapes
-        self._exported, self._make, self._options = exported, make, options
-        program = exported.program
-        tensors = (*program.state_dict.values(), *program.constants.values())
-        self._shared = Shapes(tensors)
+        self.name, self.options, self.max_shapes = name, options, max_shapes
+        self._program, self._make, self._given = cache(program), make, buckets
         self._plans: Plans[tuple[Any, ...], CompiledModel] = Plans(max_shapes)
-        self._buckets = Buckets(program, buckets) if buckets else None
         #: padded shapes with which the model gave the same results as without padding
         self._agreed: set[tuple[tuple[int, ...], ...]] = set()
-        self._structure = self._plan_for(self._in_buckets(exported.examples)).graph.structure
-        self._options = replace(options, confirm=False)
+        for net in nets:
+            self._plans.add(tuple(node.results[0].dims for node in net.graph.input_nodes), net)
+        if not nets:
+            self.plan_flat(self._in_buckets(self._program().exported.examples))
+        self._structure = self.plans[0].graph.structure
 
     @property
     def shapes(self) -> list[tuple[tuple[int, ...], ...]]:
         """The shapes of the inputs that have a plan, the plan that was used last at the end."""
         return list(self._plans)
+
+    @property
+    def plans(self) -> list[CompiledModel]:
+        """The models of these shapes, in the same order."""
+        return self._plans.values()
 
     def __call__(self, *args: Any, out: torch.Tensor | Sequence[torch.Tensor] | None = None, **kwargs: Any) -> Any:
         """Run the model, as :class:`CompiledModel` does; the first call with a shape plans for it.
@@ -78,18 +90,19 @@ class DynamicModel(Serving):
         InputError
             An input does not fit, or has a size that the model was not exported for.
         """
-        if self._buckets is None:
-            return self._run(args, kwargs, out, None)
-        if out is not None:
+        if out is not None and self._given:
             raise InputError(f"{self.name}: out= has the sizes of a bucket's results: compile without buckets")
-        return self._run(args, kwargs, None, None)
+        return self._run(args, kwargs, out, None)
 
     def plan_for(self, *args: Any, **kwargs: Any) -> CompiledModel:
         """Return the model that runs a call with these arguments, padded to their bucket; only their shapes are read.
 
-        It has reports and profiles of its own. It stays valid when its place is taken by another shape.
+        Without arguments, the one that was used last. It has reports and profiles of its own. It stays valid when its
+        place is taken by another shape.
         """
-        return self._plan_for(self._in_buckets(flatten_arguments(self._structure, args, kwargs)))
+        if not args and not kwargs:
+            return self.plans[-1]
+        return self.plan_flat(self._in_buckets(flatten_arguments(self._structure, args, kwargs)))
 
     def report(self, *args: Any, repeats: int = 10, **kwargs: Any) -> Report:
         """Measure the plan of a call's shapes, and return the cost and the reason of each reorder.
@@ -101,8 +114,7 @@ class DynamicModel(Serving):
         repeats : int
             Runs over which each step's median is taken.
         """
-        net = self.plan_for(*args, **kwargs) if args or kwargs else list(self._plans.values())[-1]
-        return net.report(repeats=repeats)
+        return self.plan_for(*args, **kwargs).report(repeats=repeats)
 
     def warm_up(self, calls: Sequence[Any]) -> None:
         """Plan for shapes before they are met.
@@ -131,7 +143,7 @@ class DynamicModel(Serving):
     def close(self) -> None:
         """Wait for submitted runs and release the native objects of idle contexts; the model can still be run."""
         super().close()
-        for net in self._plans.values():
+        for net in self.plans:
             net.close()
 
     def _stream(self) -> tuple[Callable[..., Any], str]:
@@ -139,19 +151,29 @@ class DynamicModel(Serving):
 
     def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, threads: int | None) -> Any:
         inputs = flatten_arguments(self._structure, args, kwargs)
-        padding = self._buckets.padding(inputs) if self._buckets is not None else None
+        padding = self._padding(inputs)
         if padding is None:
-            net = self._plan_for(inputs)
+            net = self.plan_flat(inputs)
             return restructure(net.graph.structure, net._executor.run(inputs, out, threads))
         padded = padding.pad(inputs)
-        net = self._plan_for(padded)
+        net = self.plan_flat(padded)
         results = padding.cut(net._executor.run(padded, None, threads))
         if padding.inputs not in self._agreed:
             self._compare(inputs, results, padding)
         return restructure(net.graph.structure, results)
 
+    @cached_property
+    def _buckets(self) -> Buckets | None:
+        return Buckets(self._program().exported.program, self._given) if self._given else None
+
+    def _padding(self, inputs: Sequence[torch.Tensor]) -> Padding | None:
+        """Return the padding of a call, None where its shapes have a plan or need none."""
+        if not self._given or _key(inputs) in self._plans or self._buckets is None:
+            return None
+        return self._buckets.padding(inputs)
+
     def _in_buckets(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        padding = self._buckets.padding(inputs) if self._buckets is not None else None
+        padding = self._padding(inputs)
         return inputs if padding is None else padding.pad(inputs)
 
     def _compare(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor], padding: Padding) -> None:
@@ -167,13 +189,32 @@ class DynamicModel(Serving):
                 )
         self._agreed.add(padding.inputs)
 
-    def _plan_for(self, inputs: Sequence[torch.Tensor]) -> CompiledModel:
-        key = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in inputs)
-        return self._plans.get(key, lambda: self._made(inputs))
+    def plan_flat(self, inputs: Sequence[torch.Tensor]) -> CompiledModel:
+        """Return the model that runs the graph's inputs of these shapes."""
+        return self._plans.get(_key(inputs), lambda: self._made(inputs))
 
     def _made(self, inputs: Sequence[torch.Tensor]) -> CompiledModel:
+        program, is_first = self._program(), not len(self._plans)
+        options = self.options if is_first else replace(self.options, confirm=False)
         with collector.paused():  # a pass over all of PyTorch's objects takes as long as a plan
-            return self._make(self._exported.graph(inputs), self._options, shapes=self._shared)
+            return self._make(program.exported.graph(inputs), options, shapes=program.shapes)
+
+    def _saved(self) -> Saved:
+        from fmtprop.compiling.saving import Saved
+
+        given = (self._given or {}).items()
+        buckets = {name: {str(axis): list(sizes) for axis, sizes in axes.items()} for name, axes in given}
+        extra = {"max_shapes": self.max_shapes, "buckets": buckets}
+        return Saved([net.compilation for net in self.plans], self.options, self._program(), extra)
+
+    def __copy__(self) -> DynamicModel:
+        """Return a model with contexts of its own; the plans and the constants, which never change, are shared."""
+        nets = [copy(net) for net in self.plans]
+        return DynamicModel(self.name, self._program, self._make, self.options, self.max_shapes, self._given, nets)
 
     def __repr__(self) -> str:
         return f"<DynamicModel {self.name}: {len(self._plans)} of at most {self.max_shapes} shapes planned>"
+
+
+def _key(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in inputs)

@@ -101,6 +101,16 @@ class Entrant:
         return digest.hexdigest()
 
 
+def name_of_rewrite(entrant: Entrant) -> str:
+    """Return the name of the rewrite before an entrant's formats were chosen; empty without one."""
+    return next((one.name for one in OF_GRAPH if one.rewrite == entrant.rewrite), "")
+
+
+def entrant_of(graph: Graph, rewrite: str) -> Entrant:
+    """Return the entrant of a formatted graph; the name of a rewrite is not trusted."""
+    return Entrant(OTHER_SHAPE, graph, rewrite=next((one.rewrite for one in OF_GRAPH if one.name == rewrite), None))
+
+
 class Entrants:
     """The entrants for one model.
 
@@ -347,4 +357,4 @@ def like_another_shape(normal: Graph, other: Entrant, setting: Setting, costs: T
         _LOG.info("model %s is planned anew: %s", normal.name, error)
         return None
     verify(graph, Stage.FORMATTED)
-    return Entrant(OTHER_SHAPE, graph)
+    return Entrant(OTHER_SHAPE, graph, rewrite=other.rewrite)

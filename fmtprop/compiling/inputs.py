@@ -1,4 +1,4 @@
-"""Seeded random inputs of a graph."""
+"""Inputs of a graph: seeded random ones, and tensors without data."""
 
 from __future__ import annotations
 
@@ -26,6 +26,12 @@ def random_inputs(graph: Graph, seed: int = 0) -> list[torch.Tensor]:
         else:
             inputs.append(torch.randint(0, 2, node.results[0].dims, generator=generator, device="cpu").to(dtype))
     return inputs
+
+
+def examples_of(graph: Graph) -> list[torch.Tensor]:
+    """Return tensors without data of the shapes and types of a graph's inputs."""
+    types = [node.results[0] for node in graph.input_nodes]
+    return [torch.empty(type_.dims, dtype=torch_dtype(type_.dtype), device="meta") for type_ in types]
 
 
 def _factor(graph: Graph, value: Value) -> float:

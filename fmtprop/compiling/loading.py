@@ -8,23 +8,27 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pickle import PickleBuffer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fmtprop import dnnl
 from fmtprop.compiling.compiled import CompiledModel
+from fmtprop.compiling.inputs import examples_of
 from fmtprop.compiling.options import Options, Tune
 from fmtprop.compiling.restored import Restored
 from fmtprop.errors import FmtpropError, LoadError, PlanError, UnsupportedOpError
 from fmtprop.layout import MemoryDesc
 from fmtprop.planfile.container import Container, mapped
-from fmtprop.planfile.descs import descs_of
+from fmtprop.planfile.descs import at, descs_of
 from fmtprop.planfile.environment import differences, environment
 from fmtprop.planfile.rebuild import NotOfferedError
 from fmtprop.runtime.threads import on_cpu
 from fmtprop.system import collector
 from fmtprop.system.files import path_of
+
+if TYPE_CHECKING:
+    from fmtprop.compiling.dynamic import DynamicModel
 
 #: what to do with a plan that was made for another machine, library or number of threads
 MISMATCHES = ("replan", "error")
@@ -32,16 +36,19 @@ MISMATCHES = ("replan", "error")
 #: what holds the bytes of a plan file
 _BYTES = bytes | bytearray | memoryview | PickleBuffer
 
+#: keys of a model for several shapes
+_OF_SEVERAL = ("program", "max_shapes", "buckets")
+
 _KEYS = {"kind": str, "environment": dict, "options": dict, "plans": list, "descs": list, "checksums": list}
 
 
-def load_plan(path: Any, on_mismatch: str = "replan") -> CompiledModel:
+def load_plan(path: Any, on_mismatch: str = "replan") -> CompiledModel | DynamicModel:
     """Return the model of a plan file.
 
     Parameters
     ----------
     path : str, path or bytes
-        A file from :meth:`CompiledModel.save <fmtprop.CompiledModel.save>` or from any source: nothing in it is
+        A file that a model's ``save`` wrote, from any source: nothing in it is
         trusted, and nothing is executed. It is mapped, so processes that load it share the memory of its weights; while
         one of them runs, the file may be replaced or removed, but not be written in place. Bytes of such a file work,
         too.
@@ -53,9 +60,9 @@ def load_plan(path: Any, on_mismatch: str = "replan") -> CompiledModel:
 
     Returns
     -------
-    CompiledModel
-        Where the plan fits: the same implementations in the same formats, with equal bits as results. Nothing is
-        measured, and no plans are compared.
+    CompiledModel or DynamicModel
+        As it was saved. A dynamic model has its plans, and makes others for other shapes. Where the plans fit, they
+        have the same implementations in the same formats, and give equal bits. Nothing is measured or compared.
 
     Raises
     ------
@@ -85,26 +92,73 @@ def load_plan(path: Any, on_mismatch: str = "replan") -> CompiledModel:
         return dnnl.after_fork(lambda: _loaded(_container(path), source, on_mismatch))
 
 
+def load_one(path: Any) -> CompiledModel:
+    """Return the model of a plan file for one shape: of several, the one that was used last before they were saved.
+
+    Raises
+    ------
+    PlanError
+        As for :func:`load_plan`.
+    """
+    net = load_plan(path)
+    return net if isinstance(net, CompiledModel) else net.plan_for()
+
+
 @dataclass(frozen=True)
 class PlanFile:
-    """A plan file, read but not built: for display.
+    """A plan file, read but not built.
 
     Parameters
     ----------
     environment : dict of str to str
-        What the plan was made for.
+        What the plans were made for.
     differing : list of str
         What differs from that here.
     options : Options
-        How it was compiled.
+        How they were compiled.
     plans : list of Restored
         The plans, without implementations.
+    several : dict of str to object, optional
+        What a model for several shapes has besides: `program`, `max_shapes`, `buckets`.
+    descs, blocks : sequence
+        The formats and the blocks of the file.
     """
 
     environment: dict[str, str]
     differing: list[str]
     options: Options
     plans: list[Restored]
+    several: dict[str, Any] | None
+    descs: Sequence[MemoryDesc]
+    blocks: Sequence[torch.Tensor]
+
+    def model(self) -> CompiledModel | DynamicModel:
+        """Return the model of the plans, which are built."""
+        nets = [CompiledModel(plan) for plan in self.plans]
+        return nets[0] if self.several is None else self._dynamic(nets)
+
+    def planned_again(self) -> CompiledModel | DynamicModel:
+        """Return the model with plans that are made here, of the graph in the file."""
+        from fmtprop.compiling.from_graph import compile_graph  # all of a compilation, which plans that fit do without
+
+        if self.several is None:
+            graph, options = self.plans[0].inside(), self.options
+            pins = {name: desc for name, desc in options.pin.items() if name.rpartition(".")[0] in graph}
+            return compile_graph(graph, replace(options, pin=pins), owned=True)
+        net = self._dynamic([])
+        for plan in self.plans:
+            net.plan_flat(examples_of(plan.formatted))
+        return net
+
+    def _dynamic(self, nets: Sequence[CompiledModel]) -> DynamicModel:
+        from fmtprop.compiling.dynamic import DynamicModel
+        from fmtprop.compiling.from_graph import compile_graph
+        from fmtprop.compiling.stored_program import StoredProgram
+
+        several, graph = self.several or {}, self.plans[0].formatted
+        program = StoredProgram(several["program"], self.descs, self.blocks, graph, self.plans if nets else ())
+        buckets, most = _buckets(several["buckets"]), several["max_shapes"]
+        return DynamicModel(graph.name, program.open, compile_graph, self.options, most, buckets, nets)
 
 
 def read_plan(path: Any) -> PlanFile:
@@ -123,11 +177,12 @@ def read_plan(path: Any) -> PlanFile:
 
 
 def _read(container: Container, document: Mapping[str, Any]) -> PlanFile:
-    descs = descs_of(document["descs"])
+    descs, blocks = descs_of(document["descs"]), container.blocks
     options = options_of(document["options"], descs)
-    plans = [Restored(row, descs, container.blocks, options) for row in document["plans"]]
+    plans = [Restored(row, descs, blocks, options) for row in document["plans"]]
     made = _texts(document["environment"])
-    return PlanFile(made, differences(made, environment(options.target)), options, plans)
+    several = {key: document[key] for key in _OF_SEVERAL} if document["kind"] == "shapes" else None
+    return PlanFile(made, differences(made, environment(options.target)), options, plans, several, descs, blocks)
 
 
 @contextmanager
@@ -150,10 +205,10 @@ def _container(path: Any) -> Container:
     return Container(*mapped(path_of(path)))
 
 
-def _loaded(container: Container, source: str, on_mismatch: str) -> CompiledModel:
+def _loaded(container: Container, source: str, on_mismatch: str) -> CompiledModel | DynamicModel:
     document = _checked(container.document)
     with ThreadPoolExecutor(1) as pool:
-        # the checksums take as long as all else, and needs no lock of Python
+        # the checksums take as long as all else, and need no lock of Python
         whole = pool.submit(container.check_blocks, document["checksums"])
         file = _read(container, document)
         differing = file.differing
@@ -165,7 +220,7 @@ def _loaded(container: Container, source: str, on_mismatch: str) -> CompiledMode
                 differing = [str(error)]
         whole.result()
     if not differing:
-        return CompiledModel(file.plans[0])
+        return file.model()
     if on_mismatch == "error":
         raise PlanError(f"does not fit: {'; '.join(differing)}; load it with on_mismatch='replan', or compile again")
     warnings.warn(
@@ -173,15 +228,15 @@ def _loaded(container: Container, source: str, on_mismatch: str) -> CompiledMode
         RuntimeWarning,
         stacklevel=6,
     )
-    return _replanned(file.plans[0], file.options)
+    return file.planned_again()
 
 
-def _replanned(plan: Restored, options: Options) -> CompiledModel:
-    from fmtprop.compiling.from_graph import compile_graph  # all of a compilation, which a plan that fits does without
-
-    graph = plan.inside()
-    pins = {name: desc for name, desc in options.pin.items() if name.rpartition(".")[0] in graph}
-    return compile_graph(graph, replace(options, pin=pins), owned=True)
+def _buckets(given: Any) -> dict[str, dict[int, list[int]]] | None:
+    """Return buckets from plain data: their names and sizes are checked where they are used."""
+    try:
+        return {str(name): {int(axis): sizes for axis, sizes in axes.items()} for name, axes in given.items()} or None
+    except (AttributeError, ValueError) as error:
+        raise PlanError(f"its buckets are malformed: {error}") from error
 
 
 def _checked(document: Any) -> dict[str, Any]:
@@ -190,8 +245,13 @@ def _checked(document: Any) -> dict[str, Any]:
     for key, kind in _KEYS.items():
         if not isinstance(document[key], kind):
             raise PlanError(f"{key} of its document must be {kind.__name__}")
-    if document["kind"] != "model" or len(document["plans"]) != 1:
-        raise PlanError(f"its document has the kind {document['kind']!r}, this fmtprop knows 'model'")
+    if document["kind"] not in ("model", "shapes"):
+        raise PlanError(f"its document has the kind {document['kind']!r}, this fmtprop knows 'model' and 'shapes'")
+    is_one = document["kind"] == "model"
+    if not document["plans"] or (is_one and len(document["plans"]) > 1):
+        raise PlanError(f"its document has {len(document['plans'])} plans")
+    if not is_one and not set(_OF_SEVERAL) <= set(document):
+        raise PlanError(f"its document must have the keys {', '.join(_OF_SEVERAL)}")
     return document
 
 
@@ -219,8 +279,4 @@ def options_of(row: Mapping[str, Any], descs: Sequence[MemoryDesc]) -> Options:
 
 
 def _desc(item: Any, descs: Sequence[MemoryDesc]) -> MemoryDesc | str:
-    if isinstance(item, str):
-        return item
-    if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item < len(descs):
-        raise PlanError(f"there is no format {item!r}")
-    return descs[item]
+    return item if isinstance(item, str) else at(descs, item, "format")

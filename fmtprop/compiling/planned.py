@@ -58,6 +58,8 @@ class Planned:
     def __init__(self, options: Options, weights: PackedForms, *, owned: bool = False) -> None:
         self.options, self.weights, self.owned = options, weights, owned
         self.is_like_another_shape = False
+        #: name of the rewrite of the whole graph before formats were chosen; empty without one
+        self.rewrite = ""
         self.precision = options.dtype
         self.certificate: Certificate | None = None
         self.race: Race | None = None

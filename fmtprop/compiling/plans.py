@@ -49,6 +49,13 @@ class Plans(Generic[Key, Plan]):
     def __len__(self) -> int:
         return len(self._known)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._known
+
+    def add(self, key: Key, plan: Plan) -> None:
+        """Keep a plan that was made elsewhere."""
+        self.get(key, lambda: plan)
+
     def values(self) -> list[Plan]:
         """Return the plans, the one that was used last at the end."""
         return list(self._known.values())

@@ -22,6 +22,7 @@ from fmtprop.ir.plain import record_of
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.optimal import Certificate
+from fmtprop.planfile.descs import at
 from fmtprop.planfile.rebuild import NotOfferedError, is_built, rebuild
 from fmtprop.planfile.rows import graph_of
 from fmtprop.runtime.build import Draft
@@ -33,6 +34,7 @@ from fmtprop.tuning import Tuning
 
 _KEYS = {
     "name": str, "structure": str, "nodes": list, "forms": list, "precision": str, "checked": bool, "report": dict,
+    "choices": dict,
 }  # fmt: skip
 
 
@@ -59,7 +61,7 @@ class Restored(Planned):
     def __init__(self, row: Any, descs: Sequence[MemoryDesc], blocks: Sequence[torch.Tensor], options: Options) -> None:
         super().__init__(options, PackedForms())
         _check(row)
-        self._row = row
+        self.rewrite, self.is_like_another_shape = str(row["choices"].get("rewrite")), bool(row["choices"].get("alike"))
         self.precision, self.was_checked = row["precision"], row["checked"]
         self.formatted = graph_of(row["name"], row["structure"], row["nodes"], descs)
         self._read_report(row["report"])
@@ -175,10 +177,7 @@ def _form(
         origin = Value(*producer_of("its packed form", row[0]))
     except FmtpropError as error:
         raise PlanError(str(error)) from error
-    for number, items in ((row[1], descs), (row[2], blocks)):
-        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < len(items):
-            raise PlanError(f"its packed form {str(row)[:80]} names what is not there")
-    desc = descs[row[1]]
+    desc, block = at(descs, row[1], "format"), at(blocks, row[2], "block of weights")
     if not desc.takes_any_bytes or desc.kind != "blocked":
         raise PlanError(f"its packed form {str(row)[:80]} is in a format that a file cannot have")
-    return origin, desc, (row[2], blocks[row[2]])
+    return origin, desc, (row[2], block)

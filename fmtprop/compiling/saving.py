@@ -1,21 +1,25 @@
-"""The document of a plan file: everything of planned models that the file keeps. :mod:`.loading` reads it."""
+"""Saving: the document of a plan file has everything of a model that the file keeps. :mod:`.loading` reads it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, field, fields
+from pickle import PickleBuffer
 from typing import Any
 
 import torch
 
 from fmtprop.compiling.options import Options, Tune
 from fmtprop.compiling.planned import Planned
+from fmtprop.compiling.program import Program
+from fmtprop.compiling.stored_program import program_row
 from fmtprop.errors import GraphError, PlanError
 from fmtprop.ir.file import reference_to, spell_floats
 from fmtprop.ir.node import Value
 from fmtprop.layout import MemoryDesc
-from fmtprop.planfile.container import OURS, checksum_of, padded, parts, write
+from fmtprop.planfile.blocks import Blocks
+from fmtprop.planfile.container import OURS, checksum_of, parts, write
 from fmtprop.planfile.descs import Descs
 from fmtprop.planfile.environment import environment
 from fmtprop.planfile.rows import rows_of
@@ -27,19 +31,77 @@ from fmtprop.targets.memory import aligned_bytes, view
 _NOT_KEPT = frozenset({"progress", "stage"})
 
 
-def save(plans: Sequence[Planned], options: Options, extra: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write a plan file; see :func:`document_of`.
+@dataclass(frozen=True)
+class Saved:
+    """A model to be saved.
 
-    Raises
-    ------
-    PlanError
-        The model cannot be in a file, or the file cannot be written.
+    Parameters
+    ----------
+    plans : sequence of Planned
+        Its plans, for one shape or for several.
+    options : Options
+        How it was compiled.
+    program : Program, optional
+        Of a model for several shapes, what new plans are made of.
+    extra : mapping of str to object
+        What else a model for several shapes has.
     """
-    document, blocks = document_of(plans, options, extra)
-    try:
-        write(path_of(path), document, blocks)
-    except OSError as error:
-        raise PlanError(f"plan file {path}: cannot be written: {error.strerror}") from error
+
+    plans: Sequence[Planned]
+    options: Options
+    program: Program | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write a plan file.
+
+        Raises
+        ------
+        PlanError
+            The model cannot be in a file, or the file cannot be written.
+        """
+        document, blocks = self._document()
+        try:
+            write(path_of(path), document, blocks)
+        except OSError as error:
+            raise PlanError(f"plan file {path}: cannot be written: {error.strerror}") from error
+
+    def reduced(self, protocol: int) -> Any:
+        """Return what a pickle has of the model: the bytes of a plan file, from protocol 5 on out of band.
+
+        Raises
+        ------
+        PlanError
+            The model cannot be in a file.
+        """
+        data = bytearray().join(parts(*self._document()))
+        return _unpickled, (PickleBuffer(data) if protocol >= 5 else bytes(data),)
+
+    def _document(self) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        descs, blocks = Descs(), Blocks()
+        threads = {one.plan.threads for one in self.plans}
+        try:
+            rows = [_plan_row(one, descs, blocks) for one in self.plans]
+        except GraphError as error:
+            raise PlanError(f"model {self.plans[0].formatted.name} cannot be saved: {error}") from error
+        document = {
+            "kind": "model" if self.program is None else "shapes",
+            "environment": {**environment(self.options.target), "threads": "/".join(map(str, sorted(threads)))},
+            "options": options_row(self.options, descs),
+            "plans": rows,
+            **self.extra,
+        }
+        if self.program is not None:
+            document["program"] = program_row(self.program, descs, blocks)
+        document |= {"descs": descs.rows, "checksums": [checksum_of(block) for block in blocks.padded]}
+        return document, blocks.padded
+
+
+def _unpickled(data: Any) -> Any:
+    """Return the model of a pickle."""
+    import fmtprop
+
+    return fmtprop.load_plan(data)
 
 
 def check_destination(path: str | os.PathLike[str]) -> None:
@@ -56,41 +118,7 @@ def check_destination(path: str | os.PathLike[str]) -> None:
         raise PlanError(f"plan file {path}: cannot be written: {error.strerror}") from error
 
 
-def saved(plans: Sequence[Planned], options: Options, extra: Mapping[str, Any]) -> bytearray:
-    """Return the bytes of a plan file; see :func:`document_of`."""
-    return bytearray().join(parts(*document_of(plans, options, extra)))
-
-
-def document_of(plans: Sequence[Planned], options: Options, extra: Mapping[str, Any]) -> tuple[Any, list[torch.Tensor]]:
-    """Return the document of a plan file, and its blocks of packed weights.
-
-    Parameters
-    ----------
-    plans : sequence of Planned
-        The plans of one model, for one shape or for several.
-
-    Raises
-    ------
-    PlanError
-        Something of the model cannot be in a file.
-    """
-    descs, blocks = Descs(), _Blocks()
-    try:
-        rows = [_plan_row(one, descs, blocks) for one in plans]
-    except GraphError as error:
-        raise PlanError(f"model {plans[0].formatted.name} cannot be saved: {error}") from error
-    document = {
-        "environment": {**environment(options.target), "threads": str(plans[0].plan.threads)},
-        "options": options_row(options, descs),
-        "plans": rows,
-        "descs": descs.rows,
-        "checksums": [checksum_of(block) for block in blocks.padded],
-        **extra,
-    }
-    return document, blocks.padded
-
-
-def _plan_row(one: Planned, descs: Descs, blocks: _Blocks) -> dict[str, Any]:
+def _plan_row(one: Planned, descs: Descs, blocks: Blocks) -> dict[str, Any]:
     graph = one.formatted
     return {
         "name": graph.name,
@@ -99,6 +127,7 @@ def _plan_row(one: Planned, descs: Descs, blocks: _Blocks) -> dict[str, Any]:
         "forms": _forms(one, descs, blocks),
         "precision": one.precision,
         "checked": one.options.verify != "off",
+        "choices": {"rewrite": one.rewrite, "alike": one.is_like_another_shape},
         "report": {
             "certificate": None if one.certificate is None else spell_floats(asdict(one.certificate)),
             "race": None if one.race is None else spell_floats(asdict(one.race)),
@@ -110,24 +139,7 @@ def _plan_row(one: Planned, descs: Descs, blocks: _Blocks) -> dict[str, Any]:
     }
 
 
-class _Blocks:
-    """The blocks of a file; weights that several plans share are one."""
-
-    def __init__(self) -> None:
-        self.padded: list[torch.Tensor] = []
-        self._places: dict[int, int] = {}
-        self._owners: list[torch.Tensor] = []  # ids are of objects that live
-
-    def place(self, flat: torch.Tensor, bytes_: torch.Tensor) -> int:
-        """Return the place of some bytes, which are those of a plan's constant."""
-        if id(flat) not in self._places:
-            self._places[id(flat)] = len(self.padded)
-            self._owners.append(flat)
-            self.padded.append(padded(bytes_))
-        return self._places[id(flat)]
-
-
-def _forms(one: Planned, descs: Descs, blocks: _Blocks) -> list[list[Any]]:
+def _forms(one: Planned, descs: Descs, blocks: Blocks) -> list[list[Any]]:
     """Return where the bytes of each packed form are: origin, format, block."""
     plan, graph = one.plan, one.formatted
     wanted = {id(flat) for flat in plan.constants}

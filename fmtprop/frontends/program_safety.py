@@ -120,6 +120,17 @@ def check_program(data: bytes, where: str) -> None:
             raise _refusal(where, "string", value, f"the exporter writes none in {field or 'this place'!r}")
 
 
+def check_relation(text: object, where: str) -> None:
+    """Check a relation of sizes, which decided a branch: it is an expression like a size.
+
+    Raises
+    ------
+    ImportModelError
+        It has something that would be executed, and is no part of such an expression.
+    """
+    _check_size(text, where)
+
+
 def _refusal(where: str, kind: str, text: Any, why: str) -> ImportModelError:
     shown = repr(text)
     shown = shown if len(shown) <= 120 else shown[:117] + "..."

@@ -43,7 +43,8 @@ class Sizes:
             if isinstance(spec.arg, TensorArgument) and isinstance(value, torch.Tensor):
                 self.inputs.append((spec.arg.name, value))
         self._ranges = program.range_constraints
-        self._guards = _guards(value for _, value in self.inputs)
+        #: relations of sizes, as sympy has them, that decided the branches of the traced model
+        self.relations = _relations(value for _, value in self.inputs)
 
     @property
     def are_fixed(self) -> bool:
@@ -95,7 +96,7 @@ class Sizes:
             if (wanted := expression.subs(numbers)) != size and not wanted.free_symbols:
                 others = ", ".join(place for symbol, (_, place) in bound.items() if symbol in expression.free_symbols)
                 raise InputError(f"{where}: got {size}, but it must be {wanted} because of {others}")
-        for guard in self._guards:
+        for guard in self.relations:
             if guard.subs(numbers) == False:  # noqa: E712 - sympy's own, and an open relation is no failure
                 places = {symbol: type(symbol)(f"({place})") for symbol, (_, place) in bound.items()}
                 raise InputError(
@@ -118,8 +119,7 @@ class Sizes:
             )
 
 
-def _guards(values: Iterable[torch.Tensor]) -> list[Any]:
-    """Return the relations of sizes that decided the branches of the traced model."""
+def _relations(values: Iterable[torch.Tensor]) -> list[Any]:
     modes = (value.fake_mode for value in values if isinstance(value, FakeTensor))
     shapes = next((mode.shape_env for mode in modes if mode.shape_env is not None), None)
     return [] if shapes is None else [guard.expr for guard in shapes.guards if not _is_of_types(guard)]

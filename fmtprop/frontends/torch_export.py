@@ -25,6 +25,7 @@ from fmtprop.frontends.methods import as_module
 from fmtprop.frontends.program_import import import_program, user_inputs
 from fmtprop.frontends.specialise import Sizes, specialised
 from fmtprop.ir.graph import Graph
+from fmtprop.ir.structure import nested_alike
 from fmtprop.ir.verify import Stage, verify
 
 
@@ -121,6 +122,8 @@ class Exported:
         The example tensors of the export, without data.
     guards : callable, optional
         PyTorch's check of the sizes for which a given program took its branches.
+    structure : str
+        The nesting of arguments and results of a program that has them flat.
     """
 
     program: ExportedProgram
@@ -128,6 +131,7 @@ class Exported:
     signature: inspect.Signature | None
     examples: Sequence[torch.Tensor]
     guards: Callable[..., object] | None = None
+    structure: str = ""
 
     def graph(self, given: Sequence[torch.Tensor]) -> Graph:
         """Import the program for the sizes of some inputs.
@@ -166,6 +170,8 @@ class Exported:
     def imported(self, program: ExportedProgram) -> Graph:
         """Import this program, or its specialised form."""
         graph = import_program(program, self.name, self.signature)
+        if self.structure:
+            graph.structure = nested_alike(self.structure, graph.structure)
         if not graph.output_nodes:
             raise ImportModelError(
                 f"{graph.name} returns no tensor (but None, a number or nothing), so there is nothing to compile; "

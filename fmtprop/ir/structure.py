@@ -12,7 +12,7 @@ import json
 import re
 import sys
 from collections import OrderedDict, namedtuple
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from typing import Any
@@ -209,6 +209,50 @@ def _registered_class(name: str) -> type | None:
         if f"{found.__module__}.{found.__qualname__}" == name and (issubclass(found, Mapping) or is_dataclass(found)):
             return found if isinstance(found, type) else None
     return None
+
+
+def nested_alike(structure: str, flat: str) -> str:
+    """Return the description of a model's call for other sizes: results that are sizes take their places.
+
+    Parameters
+    ----------
+    structure : str
+        The description for some sizes.
+    flat : str
+        The description for others, with results in a flat tuple.
+
+    Raises
+    ------
+    GraphError
+        The results differ in number.
+
+    Examples
+    --------
+    >>> one = describe([("x", Slot(0))], [], {"y": [Slot(0)], "rows": 2})
+    >>> restructure(nested_alike(one, describe([("arg", Slot(0))], [], (Slot(0), 3))), ["a"])
+    {'y': ['a'], 'rows': 3}
+    """
+    data = parsed(structure)
+    leaves = iter(parsed(flat)["results"]["tuple"])
+    try:
+        results = _with_leaves(data["results"], leaves)
+    except (StopIteration, KeyError, TypeError) as error:
+        raise GraphError("graph structure: the description of the results has other leaves than the program") from error
+    if next(leaves, None) is not None:
+        raise GraphError("graph structure: the description of the results has fewer leaves than the program")
+    return json.dumps({**data, "results": results}, separators=(",", ":"))
+
+
+def _with_leaves(spec: Any, leaves: Iterator[Any]) -> Any:
+    kind, content = _head(spec)
+    if kind in ("slot", "value", "opaque"):
+        leaf = next(leaves)
+        return leaf if kind == "value" else spec
+    if kind in ("list", "tuple"):
+        return {kind: [_with_leaves(item, leaves) for item in content]}
+    if kind == "dict":
+        return {kind: [[key, _with_leaves(item, leaves)] for key, item in content]}
+    return {**spec, "items": [[key, _with_leaves(item, leaves)] for key, item in spec["items"]]}
 
 
 # ---------------------------------------------------------------- arguments

@@ -6,10 +6,13 @@ which is asked again (:mod:`fmtprop.planfile.rebuild`). Until then a descriptor 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from fmtprop.errors import FmtpropError, PlanError
 from fmtprop.layout import DataType, FormatKind, MemoryDesc
+
+T = TypeVar("T")
 
 #: first part of the token of a format that must be asked for
 _ASKED = "to be asked for"
@@ -108,6 +111,19 @@ def _desc(row: Any, place: int) -> MemoryDesc:
         padded_offsets=offsets,
         offset0=offset0,
     )
+
+
+def at(items: Sequence[T], place: object, what: str) -> T:
+    """Return an item by its place in a list, of which nothing is trusted.
+
+    Raises
+    ------
+    PlanError
+        There is none.
+    """
+    if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < len(items):
+        raise PlanError(f"there is no {what} {str(place)[:80]}")
+    return items[place]
 
 
 def _are_whole(numbers: Any) -> bool:

@@ -14,7 +14,7 @@ from fmtprop.ir.node import Choice, Node, Value
 from fmtprop.ir.plain import attrs_from_plain
 from fmtprop.ir.structure_check import check_structure
 from fmtprop.layout import MemoryDesc
-from fmtprop.planfile.descs import Descs
+from fmtprop.planfile.descs import Descs, at
 
 #: fields of a node, of which those of a choice are one object
 _FIELDS = frozenset(
@@ -104,7 +104,7 @@ def _node(index: int, row: Any, descs: Sequence[MemoryDesc]) -> tuple[Node, dict
         if key in plain:
             plain[key] = read_floats(where, plain[key])
     if "descs" in row:
-        plain["descs"] = [_at(where, place, descs) for place in _list(where, row["descs"])]
+        plain["descs"] = [at(descs, place, "format") for place in _list(where, row["descs"])]
     if "choice" in row:
         plain["choice"] = _choice(where, row["choice"], descs)
     node = node_of(row["name"], plain)
@@ -129,12 +129,6 @@ def _list(where: str, item: Any) -> list[Any]:
     return item
 
 
-def _at(where: str, place: Any, descs: Sequence[MemoryDesc]) -> MemoryDesc:
-    if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < len(descs):
-        raise GraphError(f"{where}: there is no format {place!r}")
-    return descs[place]
-
-
 def _choice(where: str, row: Any, descs: Sequence[MemoryDesc]) -> Choice:
     fields: dict[str, Any] = {**row, "cost": read_floats(where, row.get("cost"))} if isinstance(row, dict) else {}
     if isinstance(fields.get("cost"), int):
@@ -144,7 +138,7 @@ def _choice(where: str, row: Any, descs: Sequence[MemoryDesc]) -> Choice:
             raise GraphError(f"{where}: choice.{key} must be {kind.__name__}")
     if unknown := sorted(set(fields) - set(_CHOICE)):
         raise GraphError(f"{where}: choice has the unknown key {unknown[0]!r}")
-    operands = {name: _at(where, place, descs) for name, place in fields["operands"].items()}
+    operands = {name: at(descs, place, "format") for name, place in fields["operands"].items()}
     identity = fields.get("runs")
     if identity is not None and not all(isinstance(part, str) for part in identity.values()):
         raise GraphError(f"{where}: choice.runs must map text to text")

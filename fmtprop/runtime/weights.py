@@ -112,6 +112,10 @@ class SharedForms:
         """Take note of numbers in a format."""
         self._known[numbers, desc] = flat
 
+    def items(self) -> list[tuple[Numbers, MemoryDesc, torch.Tensor]]:
+        """Return the identity, the format and the bytes of all numbers that plans have."""
+        return [(numbers, desc, flat) for (numbers, desc), flat in list(self._known.items())]
+
 
 def _digest(data: torch.Tensor) -> Numbers:
     """Return an identity of a small tensor's numbers."""
@@ -173,7 +177,7 @@ class PackedForms:
     def readers(self) -> dict[Value, Callable[[], torch.Tensor]]:
         """Return :meth:`reader` of every constant that can be read."""
         known = list(self._known.items())
-        return {origin: partial(_dense, flat, desc) for (origin, desc), flat in known if desc.kind == "blocked"}
+        return {origin: partial(dense, flat, desc) for (origin, desc), flat in known if desc.kind == "blocked"}
 
     def reader(self, origin: Value) -> Callable[[], torch.Tensor]:
         """Return a function that returns a constant, dense and row-major, from any of its formats.
@@ -183,7 +187,7 @@ class PackedForms:
         """
         for (known, desc), flat in list(self._known.items()):
             if known == origin and desc.kind == "blocked":
-                return partial(_dense, flat, desc)
+                return partial(dense, flat, desc)
         return partial(_refuse, origin)
 
 
@@ -198,7 +202,8 @@ def origin_of(graph: Graph, value: Value) -> Value:
     return value
 
 
-def _dense(flat: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
+def dense(flat: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
+    """Return the numbers of flat bytes in a blocked format, row-major."""
     array = unpack(flat[: desc.nbytes].numpy(), desc)
     tensor = torch.from_numpy(np.ascontiguousarray(array)).reshape(desc.dims)
     return tensor.view(torch_dtype(desc.dtype))

@@ -99,7 +99,13 @@ def engines_of(source: Source) -> list[Engine]:
         found = sorted(Path(source).glob(f"*{SUFFIX}"))
         if not found:
             raise InputError(f"folder {source} has no file *{SUFFIX}: write one with fmtprop compile MODEL -o FILE")
-        return [Engine.of(load_plan(path)) for path in found]
+        return [engine for path in found for engine in _loaded(path)]
     if isinstance(source, Sequence) and not isinstance(source, str | bytes):
         return [engine for one in source for engine in engines_of(one)]
-    return [Engine.of(load_plan(source))]
+    return _loaded(source)
+
+
+def _loaded(source: str | PathLike[str] | bytes) -> list[Engine]:
+    """Return the engines of a plan file: one for each shape that it has a plan for."""
+    net = load_plan(source)
+    return [Engine.of(one) for one in ([net] if isinstance(net, CompiledModel) else net.plans)]
