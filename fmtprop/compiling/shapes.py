@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import inf
 
 import torch
 
 from fmtprop.compiling.compilation import Compilation
 from fmtprop.compiling.entrants import Entrant, entrant_of
-from fmtprop.compiling.planned import Planned
 from fmtprop.ir.graph import Graph
 from fmtprop.runtime.weights import SharedForms
 
@@ -48,10 +47,9 @@ class Shapes:
         if not compilation.is_like_another_shape:
             self._chosen = [*self._chosen, (_sizes(compilation.imported), compilation.kept)][-_MOST:]
 
-    def note_saved(self, plans: Sequence[Planned]) -> None:
-        """Take note of the choices of plans from a file."""
-        for one in [plan for plan in plans if not plan.is_like_another_shape] or plans:
-            self._chosen.append((_sizes(one.formatted), entrant_of(one.formatted, one.rewrite)))
+    def note_choices(self, formatted: Graph, rewrite: str) -> None:
+        """Take note of the choices of another process: a formatted graph, and the name of the rewrite before it."""
+        self._chosen.append((_sizes(formatted), entrant_of(formatted, rewrite)))
 
 
 def _sizes(imported: Graph) -> tuple[int, ...]:

@@ -61,7 +61,8 @@ def program_row(program: Program, descs: Descs, blocks: Blocks) -> dict[str, Any
     rows, forms = [], []
     for place, tensor in enumerate(tensors.values()):
         own = _desc_of(tensor)
-        known = list(_packed(tensor, program.shapes.forms, blocks))
+        packed = program.shapes.forms.parts(tensor)
+        known = [(part, desc, block) for part, desc, flat in packed if (block := blocks.known(flat)) is not None]
         if tensor.numel() and not any(_covers(part, own) for part, _, _ in known):
             known.append((own, own, blocks.place(tensor, _bytes_of(tensor, own))))
         rows.append(descs.place(own))
@@ -87,19 +88,6 @@ def _bytes_of(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
     flat = aligned_bytes(desc.nbytes)
     view(flat, desc).copy_(tensor)
     return flat
-
-
-def _packed(tensor: torch.Tensor, forms: SharedForms, blocks: Blocks) -> Iterator[tuple[MemoryDesc, MemoryDesc, int]]:
-    """Yield where numbers lie in a tensor, their packed format, and the file's block of it."""
-    own, size = forms.numbers(tensor), tensor.element_size()
-    for (address, version, dims, strides, dtype), desc, flat in forms.items():
-        elements, rest = divmod(address - tensor.data_ptr(), size)
-        block = blocks.known(flat)
-        inside = not rest and 0 <= elements < max(tensor.numel(), 1) and dtype is tensor.dtype
-        if own is None or version != own[1] or not inside or block is None:
-            continue
-        if desc.kind == "blocked" and desc.dims == dims and desc.dtype is data_type(dtype):
-            yield MemoryDesc.view(dims, desc.dtype, strides=strides, offset0=elements), desc, block
 
 
 def _covers(part: MemoryDesc, whole: MemoryDesc) -> bool:
@@ -165,7 +153,8 @@ class StoredProgram:
         graph = self._graph
         made = Program(Exported(program, graph.name, None, examples_of(graph), structure=graph.structure))
         self._note(tensors, made.shapes.forms)
-        made.shapes.note_saved(self._plans)
+        for plan in [one for one in self._plans if not one.is_like_another_shape] or self._plans:
+            made.shapes.note_choices(plan.formatted, plan.rewrite)
         return made
 
     def _tensors(self) -> list[torch.Tensor]:

@@ -22,6 +22,7 @@ from fmtprop.compiling.options import Options
 from fmtprop.compiling.plans import Plans
 from fmtprop.compiling.shapes import Shapes
 from fmtprop.compiling.turns import compare
+from fmtprop.dynamo import artifacts
 from fmtprop.dynamo.caches import Grow
 from fmtprop.dynamo.pieces import is_symbolic
 from fmtprop.dynamo.weights import Weights
@@ -186,7 +187,7 @@ class Region:
         def make() -> _Plan:
             self._changes += self._plans.known(key) is not None
             made = self._made(args, weights)
-            if self.is_all and made.outcome.net is not None:
+            if self.is_all and made.outcome.net is not None and not made.outcome.reason:
                 self.new.plan = made
             else:
                 _tell(made.outcome)
@@ -207,10 +208,15 @@ class Region:
             return self._eager("an input is not a plain tensor in the CPU's memory")
         packed = Weights(weights)
         try:
-            functional, net = self._compiled(args)
+            functional, options = self._imported(args)
+            key = artifacts.key_of(functional.graph, options)
+            earlier = artifacts.learned(key)
+            if earlier is not None and earlier.choices is None:
+                return self._eager(earlier.reason)
+            net = compile_graph(functional.graph, options, shapes=self._known_shapes(args, earlier))
             run = functional.around(net.run_flat)
-            made = _Plan(packed, run, Outcome(net, ""))
-            if self.is_all:
+            made = _Plan(packed, run, Outcome(net, earlier.reason if earlier is not None else ""), key)
+            if self.is_all or earlier is not None:
                 run(args)
             else:
                 self._decide(made, lambda: run(args), lambda: self._run_eager(args))
@@ -233,29 +239,38 @@ class Region:
         net = made.outcome.net
         if net is not None and self.options.weights is not None:
             made.outcome = Outcome(net, f"weights={self.options.weights!r}: PyTorch would compute with other numbers")
+            artifacts.record(made.key, net, made.outcome.reason)
             return
         if net is not None and self._clear and all(self._clear) and net.compilation.is_like_another_shape:
             made.outcome = Outcome(net, "another shape's choices, which were clearly faster than PyTorch")
+            artifacts.record(made.key, net, made.outcome.reason)
             return
         faster, (seconds, others) = compare(ours, theirs)
         self._clear.append(seconds <= _CLEAR_SHARE * others and others >= _LONG_SECONDS)
         if faster or net is None:
             made.outcome = Outcome(net, f"{seconds * 1e6:.0f} us, PyTorch takes {others * 1e6:.0f}")
+            artifacts.record(made.key, net, made.outcome.reason)
             return
         made.weights, made.run = None, self._run_eager
         made.outcome = Outcome(None, f"PyTorch is as fast: {others * 1e6:.0f} us, the plan {seconds * 1e6:.0f} us")
+        artifacts.record(made.key, None, made.outcome.reason)
         net.close()
 
     def _eager(self, reason: str) -> _Plan:
         return _Plan(None, self._run_eager, Outcome(None, reason))
 
-    def _compiled(self, args: Sequence[Any]) -> tuple[Functional, CompiledModel]:
+    def _imported(self, args: Sequence[Any]) -> tuple[Functional, Options]:
         program = specialised_module(self.module, args) if self._symbolic else self.module
         functional = import_functional(program, {i: args[i] for i in self._constants}, "region")
-        options = replace(self.options, boundary=functional.boundary)
-        if self._symbolic and self._shapes is None:
+        return functional, replace(self.options, boundary=functional.boundary)
+
+    def _known_shapes(self, args: Sequence[Any], earlier: artifacts.Learned | None) -> Shapes | None:
+        """Return the choices for other shapes, and those of an earlier process."""
+        if self._shapes is None and (self._symbolic or earlier is not None):
             self._shapes = Shapes(args[i] for i in self._constants)
-        return functional, compile_graph(functional.graph, options, shapes=self._shapes)
+        if self._shapes is not None and earlier is not None and earlier.choices is not None:
+            self._shapes.note_choices(*earlier.choices)
+        return self._shapes
 
     def _run_eager(self, args: Sequence[Any]) -> Sequence[Any]:
         if self.is_all:
@@ -271,6 +286,7 @@ class _Plan:
     weights: Weights | None
     run: Callable[[Sequence[Any]], Sequence[Any]]
     outcome: Outcome
+    key: str | None = None
 
     def is_stale(self, weights: Sequence[torch.Tensor]) -> bool:
         """Return whether the packed weights differ from the present content of these tensors."""

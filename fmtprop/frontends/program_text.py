@@ -34,9 +34,7 @@ def text_of(exported: Exported) -> tuple[bytes, list[str]]:
     from torch._export.serde import serialize
 
     if exported.guards is not None:
-        raise ImportModelError(
-            "PyTorch read it from a file, and its branches depend on sizes: compile the module itself"
-        )
+        raise ImportModelError("it was read from a file, and has branches that sizes decide")
     bare = copy.copy(exported.program)
     for name in ("_state_dict", "_constants"):  # the text has no numbers
         setattr(bare, name, {key: _without_numbers(tensor) for key, tensor in getattr(bare, name).items()})

@@ -5,9 +5,10 @@ Owns these two tables. Neither keeps anything alive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import partial
 from hashlib import blake2b
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -17,7 +18,7 @@ from fmtprop.errors import PlanError
 from fmtprop.ir.deferred import SMALL_NBYTES, Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
-from fmtprop.ir.tensors import Constant, torch_dtype
+from fmtprop.ir.tensors import Constant, data_type, torch_dtype
 from fmtprop.layout import MemoryDesc, unpack
 from fmtprop.system.locks import ProcessLock
 from fmtprop.targets.memory import ALIGNMENT_NBYTES
@@ -69,6 +70,16 @@ WEIGHTS = WeightStore()
 Numbers = Hashable
 
 
+class InMemory(NamedTuple):
+    """Identity of numbers in a model's tensor, or in a part of it."""
+
+    address: int
+    version: int
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
 class SharedForms:
     """The formats in which plans for several shapes have a model's tensors: flat bytes, by the tensor and the format.
 
@@ -102,7 +113,7 @@ class SharedForms:
         if owners is None:
             return _digest(data) if data.nbytes <= SMALL_NBYTES else None
         version = sum(owner._version for owner in owners)
-        return data.data_ptr(), version, tuple(data.shape), data.stride(), data.dtype
+        return InMemory(data.data_ptr(), version, tuple(data.shape), data.stride(), data.dtype)
 
     def find(self, numbers: Numbers, desc: MemoryDesc) -> torch.Tensor | None:
         """Return numbers in a format, None where no plan has them so."""
@@ -112,9 +123,16 @@ class SharedForms:
         """Take note of numbers in a format."""
         self._known[numbers, desc] = flat
 
-    def items(self) -> list[tuple[Numbers, MemoryDesc, torch.Tensor]]:
-        """Return the identity, the format and the bytes of all numbers that plans have."""
-        return [(numbers, desc, flat) for (numbers, desc), flat in list(self._known.items())]
+    def parts(self, tensor: torch.Tensor) -> Iterator[tuple[MemoryDesc, MemoryDesc, torch.Tensor]]:
+        """Yield the forms of a tensor of the model, or of its parts: where they lie in it, their format, the bytes."""
+        own, dtype = self.numbers(tensor), data_type(tensor.dtype)
+        for (numbers, desc), flat in list(self._known.items()):
+            if not isinstance(own, InMemory) or not isinstance(numbers, InMemory) or desc.kind != "blocked":
+                continue
+            offset, rest = divmod(numbers.address - own.address, tensor.element_size())
+            is_inside = not rest and 0 <= offset < tensor.numel() and numbers.version == own.version
+            if is_inside and numbers.dtype is own.dtype and (desc.dims, desc.dtype) == (numbers.dims, dtype):
+                yield MemoryDesc.view(desc.dims, dtype, strides=numbers.strides, offset0=offset), desc, flat
 
 
 def _digest(data: torch.Tensor) -> Numbers:

@@ -87,7 +87,8 @@ class _Transfer(Assignment):
         self.reorders = {
             (node.attrs, *node.choice.operands.values(), *node.descs): node.choice
             for node in spec.formatted.nodes()
-            if node.op == "reorder" and node.choice is not None
+            # what another process chose has no implementation here, but its identity
+            if node.op == "reorder" and node.choice is not None and not isinstance(node.choice.handle, Mapping)
         }
         #: node without its name, request, choice -> the answer to equal nodes
         self.known: dict[object, Candidate | None] = {}

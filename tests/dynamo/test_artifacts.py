@@ -1,0 +1,87 @@
+"""Artefacts of PyTorch's cache: a second process starts with the first one's choices."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.compiler._cache import CacheArtifactManager
+
+import fmtprop.dynamo
+from fmtprop.compiling.choices import choices_of
+from fmtprop.errors import FmtpropError
+
+SCRIPT = """
+import logging, sys, torch
+import fmtprop.dynamo
+from pathlib import Path
+told = []
+handler = logging.Handler()
+handler.emit = lambda record: told.append(record.getMessage())
+logging.getLogger("fmtprop.dynamo.region").addHandler(handler)
+logging.getLogger("fmtprop.dynamo.region").setLevel(logging.INFO)
+which, path, scale = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+if which == "second":
+    assert torch.compiler.load_cache_artifacts(path.read_bytes()).artifacts["fmtprop"]
+torch.manual_seed(0)
+module = torch.nn.Sequential(
+    torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 3)
+).eval()
+module[0].weight.data.mul_(scale)
+x = torch.randn(1, 3, 32, 32)
+with torch.no_grad():
+    net = torch.compile(module, backend="fmtprop", options={"weights": "int8"} if scale == 3 else {})
+    result = net(x)
+    torch.testing.assert_close(result, module(x), rtol=1e-3, atol=1e-3)
+if which == "first":
+    path.write_bytes(torch.compiler.save_cache_artifacts()[0])
+print(any("in an earlier process" in text for text in told), len(told))
+"""
+
+
+def run(which, path, scale=1.0):
+    command = [sys.executable, "-c", SCRIPT, which, str(path), str(scale)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_a_second_process_takes_the_first_ones_choices(tmp_path):
+    """Without a comparison; also with other weights, of which nothing is in the artefact."""
+    path = tmp_path / "artifacts"
+    assert run("first", path) == ["False", "1"]
+    assert run("second", path) == ["True", "1"]
+    assert run("second", path, 2.0) == ["True", "1"]
+    assert path.stat().st_size < 20_000
+
+
+def test_artefacts_of_another_graph_are_not_taken(tmp_path):
+    """Other options are another key."""
+    path = tmp_path / "artifacts"
+    run("first", path)
+    assert run("second", path, 3.0) == ["False", "1"]
+
+
+@pytest.fixture
+def fresh():
+    """No artefacts of other tests."""
+    with CacheArtifactManager.with_fresh_cache():
+        yield
+
+
+def test_a_damaged_artefact_is_left_out(fresh, monkeypatch, caplog):
+    """With one line in the log, and right results."""
+    from fmtprop.dynamo import artifacts
+
+    monkeypatch.setattr(artifacts, "_LOADED", {})
+    monkeypatch.setattr(artifacts, "key_of", lambda graph, options: "key")
+    module, x = torch.nn.Linear(8, 4), torch.randn(2, 8)
+    artifacts.RegionArtifact("key", b"no artefact").populate_cache()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(module, backend=fmtprop.dynamo.backend)(x), module(x))
+    assert "is damaged, and the graph is compiled without it" in caplog.text
+
+
+def test_hostile_choices_are_refused():
+    for text in ("[]", "{}", '{"nodes": [1], "descs": []}', '{"nodes": [], "descs": [["f32", [1], "qq"]]}'):
+        with pytest.raises(FmtpropError):
+            choices_of(text)
