@@ -209,6 +209,11 @@ class ExternalData:
                 status = os.fstat(opened.fileno())
                 if not stat.S_ISREG(status.st_mode):
                     raise ImportModelError(f"{where}: {location!r} is not a regular file")
+                if status.st_nlink > 1:
+                    raise ImportModelError(
+                        f"{where}: {location!r} has {status.st_nlink} names (hard links), so it may be a file from "
+                        "outside of the model's folder; put a copy of it there"
+                    )
                 if offset + length > status.st_size:
                     raise ImportModelError(
                         f"{where}: bytes {offset} to {offset + length} of {location!r}, which has {status.st_size}; "

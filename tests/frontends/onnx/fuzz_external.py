@@ -34,7 +34,7 @@ LOCATIONS = [
     "data", "./data", "sub/data", "sub/../data", "sub/./data", "data/", "data//", "//data", "sub//data", "DATA",
     "data ", " data", "data\n", "data\0", "data\0.bin", "d\u0430ta", "dat\u0301a", "%64ata", "~/data", "$HOME", ".",
     "..", "", "../secret", "../models/data", "sub/../../secret", "link", "chain", "linked/secret", "linked/../secret",
-    "fifo",
+    "hard", "fifo",
     "folder", "socket", "hole", "empty", "unreadable", "model.onnx", "/dev/zero", "/dev/stdin", "/proc/self/environ",
     "/proc/self/fd/0", "file:data", "file:///etc/passwd", "http://localhost/data", "C:\\data", "..\\secret", "d" * 300,
     "/".join(["sub"] * 50 + ["data"]), "sub/" * 3000 + "data", "con", "*", "[d]ata", "data?x=1", "\udcff", "-rf",
@@ -64,6 +64,7 @@ def folder(place: Path) -> Path:
     (home / "link").symlink_to("../secret")
     (home / "chain").symlink_to("link")
     (home / "linked").symlink_to("..", target_is_directory=True)
+    (home / "hard").hardlink_to(place / "secret")
     (home / "hole").touch()
     os.truncate(home / "hole", 1 << 40)
     os.mkfifo(home / "fifo")

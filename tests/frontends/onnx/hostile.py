@@ -418,6 +418,7 @@ def pathological() -> Iterator[tuple[str, bytes]]:
         "directory": "folder",
         "link": "link",
         "link_within": "linked/data",
+        "hard_link": "hard",
         "fifo": "fifo",
         "device": "/dev/zero",
         "proc": "/proc/self/mem",
@@ -457,6 +458,7 @@ def make(folder: Path) -> list[Path]:
     (home / "folder").mkdir()
     (home / "link").symlink_to("../secret")
     (home / "linked").symlink_to(".", target_is_directory=True)
+    (home / "hard").hardlink_to(folder / "secret")
     os.mkfifo(home / "fifo")
     paths = []
     for kind in CLASSES:

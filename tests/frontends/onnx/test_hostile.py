@@ -66,6 +66,17 @@ def test_external_data_that_lie(tmp_path):
     assert set(ends) == {"graph", "refused"}
 
 
+def test_a_hard_link_may_lead_anywhere(tmp_path):
+    home = fuzz_external.folder(tmp_path)
+    linked = fuzz_external.model()
+    linked.graph.initializer[0].external_data[0].value = "hard"
+    (home / "hard.onnx").write_bytes(linked.SerializeToString())
+    with pytest.raises(ImportModelError, match=r"'hard' has 2 names \(hard links\).* put a copy of it there"):
+        from_onnx(home / "hard.onnx")
+    (tmp_path / "secret").unlink()
+    from_onnx(home / "hard.onnx")
+
+
 def test_external_data_of_holes_and_of_overlaps(tmp_path):
     """A small file must not fill the memory: with holes, or read again and again."""
     home = fuzz_external.folder(tmp_path)
