@@ -6,6 +6,7 @@ process makes the same weights. :mod:`fmtprop.bench.processes` does the timing.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from fmtprop.bench.peers import PEERS, OnnxRuntime, OpenVINO, Peer, export_onnx,
 from fmtprop.bench.processes import Prepared, interleave_processes
 from fmtprop.compiling.loading import load_one
 from fmtprop.compiling.stages import check_memory
+from fmtprop.dnnl.locate import ENV_LIBRARY, NEWER_HINT, candidates
 from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.frontends import GraphModule, load, save
 from fmtprop.ir.graph import Graph
@@ -71,11 +73,14 @@ class Contender:
         Options of fmtprop, or the other runtime, which must be picklable.
     plan : str
         A plan file of fmtprop, which is loaded instead of a compilation.
+    library : str
+        File of the oneDNN that its process loads. Default: the one that fmtprop prefers.
     """
 
     name: str
     how: Options | Peer
     plan: str = ""
+    library: str = ""
 
     @property
     def precision(self) -> str:
@@ -106,6 +111,8 @@ class Contender:
             return self.how.versions()
         library = dnnl.lib()
         version = ".".join(map(str, library.version))
+        if self.library:
+            return {"fmtprop": __version__, self.name: f"({library.isa})"}
         return {"fmtprop": __version__, "onednn": f"{version} ({library.isa}, {library.runtime})"}
 
 
@@ -171,6 +178,28 @@ def against(names: Sequence[str], options: Options | None = None) -> list[Conten
     return chosen
 
 
+def libraries(options: Options | None = None) -> list[Contender]:
+    """Make a contender of each oneDNN that is installed, the one in use first.
+
+    Raises
+    ------
+    FmtpropError
+        There is no other than the one in use.
+    """
+    own = os.path.realpath(dnnl.lib().path)
+    files = [one for one in candidates() if one.usable and one.version]
+    files.sort(key=lambda one: os.path.realpath(one.path) != own)
+    if len(files) < 2:
+        found = ", ".join(f"{one.version} ({one.path})" for one in files) or "none as a file"
+        raise FmtpropError(f"there is one oneDNN to time, not two: {found}. {NEWER_HINT}")
+    chosen = options or Options()
+    names = [f"oneDNN {one.version}, {one.threads}" for one in files]
+    return [
+        Contender(name if names.count(name) == 1 else f"{name}, {one.path}", chosen, library=one.path)
+        for name, one in zip(names, files, strict=True)
+    ]
+
+
 def race(
     graph: Graph,
     contenders: Sequence[Contender],
@@ -234,6 +263,8 @@ def _prepare(
     entry: Contender, folder: Path, module: Callable[[], nn.Module] | None, onnx: Path, threads: int
 ) -> Prepared:
     """Run in the contender's process: read the files, compile, compare."""
+    if entry.library:
+        os.environ[ENV_LIBRARY] = entry.library
     graph = load(folder / "graph.json")
     tensors = torch.load(folder / "tensors.pt", weights_only=True)
     inputs = tensors["inputs"]

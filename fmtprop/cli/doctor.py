@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fmtprop.cli.arguments import Dtype, Inputs, Json, Threads
-from fmtprop.cli.console import FAILED, USAGE, emit, failing, progress
+from fmtprop.cli.console import FAILED, USAGE, emit, failing, finish, progress
 from fmtprop.cli.named import graph_of
 
 
@@ -22,6 +22,15 @@ def doctor(
             show_default=False,
         ),
     ] = None,
+    libraries: Annotated[
+        str | None,
+        typer.Option(
+            "--libraries",
+            metavar="MODEL",
+            help="Time a model with each oneDNN that is installed, in turns, a process each.",
+            show_default=False,
+        ),
+    ] = None,
     dtype: Dtype = "f32",
     threads: Threads = None,
     inputs: Inputs = None,
@@ -30,8 +39,12 @@ def doctor(
     """Show the libraries in use and the missing ones.
 
     Shows the oneDNN library, the instruction set, and packages to install. Exits with 1 if oneDNN cannot be used.
-    With --costs, shows the costs of a model over its times on this machine instead.
+    With --costs, shows the costs of a model over its times on this machine instead; with --libraries, what each
+    installed oneDNN makes of a model.
     """
+    if libraries is not None:
+        _race_libraries(libraries, inputs, dtype, threads, as_json)
+        return
     if costs is not None:
         _show_costs(costs, inputs, dtype, threads, as_json)
         return
@@ -63,3 +76,17 @@ def _show_costs(model: str, inputs: list[str] | None, dtype: str, threads: int |
         use_threads(threads)
         found = Predictions.of(compile_graph(graph, options))
     emit(json.dumps(found.to_dict(), indent=1) if as_json else found.to_text())
+
+
+def _race_libraries(model: str, inputs: list[str] | None, dtype: str, threads: int | None, as_json: bool) -> None:
+    """Time a model with each oneDNN, compare the results first, and print the times."""
+    with progress() as say:
+        from fmtprop.api import Options
+        from fmtprop.bench.contenders import libraries, race
+
+        with failing(USAGE):
+            contenders = libraries(Options(dtype=dtype))
+            graph = graph_of(model, inputs, None)
+        result = race(graph, contenders, reference=contenders[0].name, threads=threads, progress=say)
+    emit(result.to_json() if as_json else result.to_text())
+    finish(result, None)

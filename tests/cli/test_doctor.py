@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
 from fmtprop import dnnl
+from fmtprop.bench.contenders import libraries
 from fmtprop.dnnl import doctor
+from fmtprop.dnnl.locate import candidates
 from fmtprop.errors import LoadError
 from fmtprop.jit import no_tiles, unavailable
 from tests.cli.command import fmtprop
@@ -54,3 +58,34 @@ def test_costs_beside_times(capsys):
 def test_costs_of_no_model_are_a_wrong_use(capsys):
     code, _, err = fmtprop(capsys, "doctor", "--costs", "no-such-model")
     assert code == 2 and "no-such-model" in err
+
+
+@pytest.fixture
+def another_library(tmp_path, monkeypatch):
+    """A second oneDNN, where one that the user built would lie."""
+    copy = tmp_path / "lib" / "libdnnl.so.3"
+    copy.parent.mkdir()
+    shutil.copy(dnnl.lib().path, copy)
+    monkeypatch.setenv("DNNLROOT", str(tmp_path))
+    return copy
+
+
+def test_each_installed_library_is_a_contender_the_one_in_use_first(another_library):
+    found = libraries()
+    assert Path(found[0].library).samefile(dnnl.lib().path)
+    assert str(another_library) in {one.library for one in found}
+    assert len({one.name for one in found}) == len(found)
+
+
+@pytest.mark.slow
+def test_libraries_are_raced(capsys, another_library):
+    code, out, _ = fmtprop(capsys, "doctor", "--libraries", "residual", "--json")
+    data = json.loads(out)
+    assert code == 0 and len(data["entries"]) >= 2
+    assert all(entry["agreement"]["passed"] and entry["latency"]["median"] > 0 for entry in data["entries"])
+
+
+@pytest.mark.skipif(len([one for one in candidates() if one.usable and one.version]) > 1, reason="there are two")
+def test_one_library_is_no_race(capsys):
+    code, _, err = fmtprop(capsys, "doctor", "--libraries", "residual")
+    assert code == 2 and "there is one oneDNN to time" in err and "pip install" in err
