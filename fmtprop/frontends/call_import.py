@@ -38,6 +38,8 @@ _LOG = logging.getLogger(__name__)
 
 #: results of a program's own constants are computed at import up to this size
 _FOLDED_NBYTES = 2**24
+#: so many integers that become floating numbers may be the codes of a matrix, which a pass recognises
+_CODES = 2**14
 #: most bytes of such results if the call has no operands or reads only a shape: it cannot be left to the plan
 _MOST_MADE_NBYTES = 2**30
 #: calls with uninitialized results: zeros are valid, and reveal no other program's numbers
@@ -201,7 +203,13 @@ class CallImporter:
             return True
         if not self._is_literal(first) or not all(map(self._is_literal, operands)):
             return False
+        if any(type_.dtype.is_floating for type_ in types) and any(map(self._may_be_codes, (first, *operands))):
+            return False
         return sum(type_.nbytes for type_ in types) <= _FOLDED_NBYTES
+
+    def _may_be_codes(self, value: Value) -> bool:
+        type_ = self.graph.type_of(value)
+        return type_.size >= _CODES and not (type_.dtype.is_floating or type_.dtype is DataType.BOOLEAN)
 
     def _is_literal(self, value: Value) -> bool:
         if value.node not in self.graph.constants:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -20,6 +22,9 @@ from fmtprop.frontends.source_text import check_keywords, check_parameter
 
 #: where operators on tensors of the CPU are dispatched to, those without data included
 _CPU_KEYS = tuple(getattr(torch._C.DispatchKey, name) for name in ("CPU", "Meta", "AutogradCPU", "AutogradMeta"))
+
+#: the kernel of an operator that is made of others
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 def functionalised(program: ExportedProgram) -> ExportedProgram:
@@ -61,15 +66,23 @@ def functionalised(program: ExportedProgram) -> ExportedProgram:
 
 
 def _decomposed(program: ExportedProgram) -> ExportedProgram:
+    parts = _composites(program)
     try:
-        functional: ExportedProgram = program.run_decompositions({})
+        functional: ExportedProgram = program.run_decompositions(parts)
     except (RuntimeError, ValueError) as error:
         if (changed := with_copies(program.graph_module, error)) is None:
             raise
         program = copy.copy(program)
         program._graph_module = changed
-        functional = program.run_decompositions({})
+        functional = program.run_decompositions(parts)
     return functional
+
+
+def _composites(program: ExportedProgram) -> dict[OpOverload, Callable[..., Any]]:
+    """Return what other libraries' composite operators are made of: torch.compile takes them apart, too."""
+    targets = {node.target for node in program.graph.nodes if isinstance(node.target, OpOverload)}
+    foreign = {one for one in targets if one.namespace not in ("aten", "prims", "fmtprop")}
+    return {one: partial(one._op_dk, _COMPOSITE) for one in foreign if one._can_decompose()}
 
 
 def _changing(program: ExportedProgram) -> str:

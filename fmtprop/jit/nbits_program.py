@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain, islice
 from itertools import count as count_from
-from itertools import islice
 from typing import Final
 
-from iced_x86 import Register
+from iced_x86 import MemoryOperand, Register
 
 from fmtprop.jit.assembler import at
 from fmtprop.jit.gemv_program import AHEAD_NBYTES, END, FIRST, ITEM, SRC_ROWS, SUM, SUMS, WEIGHTS, GemvProgram
@@ -38,12 +38,15 @@ _SCALE_NBYTES: Final = 4
 #: vectors of sums of one row, if there are registers for them: one waits for four cycles for its last addition
 _CHAINS: Final = 4
 
-#: first registers of two vectors of numbers, of what makes them, and of sums
-_DECODED, _SCALE, _ZERO_POINT, _LEVEL, _FIRST_SUM = 2, 4, 5, 6, 8
+#: outputs that are computed side by side for several rows, as many as there are registers for: each vector of src,
+#: which is in the second cache at best, is loaded once for all of them
+_SIDE_BY_SIDE: Final = (4, 2)
 
+#: first register of vectors of numbers, two for each output; those before it are free between two instructions
+_DECODED: Final = 2
 
-#: takes the place of a vector of codes in its part of a group, and the register with its numbers
-Use = Callable[[int, int], None]
+#: takes the place of a vector of codes in its part of a group, and the registers with the numbers of each output
+Use = Callable[[int, Sequence[int]], None]
 
 
 def nbits(isa: Isa, kernel: NBitsKernel) -> tuple[bytes, bytes]:
@@ -80,12 +83,32 @@ def decode(isa: Isa, kernel: DecodeKernel) -> bytes:
     return p.finished()
 
 
-class _Codes(GemvProgram):
-    """Decodes the groups of a matrix one after the other."""
+def _has_levels(isa: Isa, kernel: NBitsKernel | DecodeKernel) -> bool:
+    """Return whether a vector has the numbers of all codes."""
+    return kernel.bits == 4 and isa is AVX512
 
-    def __init__(self, isa: Isa, kernel: NBitsKernel | DecodeKernel) -> None:
+
+def _first_free(isa: Isa, kernel: NBitsKernel | DecodeKernel, outputs: int) -> int:
+    """Return the first register behind those with the numbers of some outputs, their scales and their zero points."""
+    zero_points = 0 if _has_levels(isa, kernel) else outputs if kernel.has_zero_points else 1
+    return _DECODED + 3 * outputs + zero_points
+
+
+class _Codes(GemvProgram):
+    """Decodes the groups of some rows of a matrix, one after the other."""
+
+    def __init__(self, isa: Isa, kernel: NBitsKernel | DecodeKernel, outputs: int = 1) -> None:
         super().__init__(isa, NBitsArguments, bf16=False)
-        self._codes = kernel
+        self._codes, self._outputs = kernel, range(outputs)
+        #: bytes from row to row, of which only those of an output beside the first are in the code
+        self._row = kernel.depth * kernel.bits // 8
+        self._scales_row = kernel.depth // kernel.group * _SCALE_NBYTES
+        self._has_levels = _has_levels(isa, kernel)
+        #: the registers with the numbers of codes, or their scales; behind them their zero points
+        self._factor = _DECODED + 2 * outputs
+        self._shift = self._factor + outputs
+        #: the first register that is free
+        self.free = _first_free(isa, kernel, outputs)
 
     def point_to_scales(self, row: int) -> None:
         """Point to the scales and zero points of a row, and to the numbers of codes."""
@@ -93,27 +116,32 @@ class _Codes(GemvProgram):
         if self._codes.has_zero_points:
             self.point(_ZERO_POINTS, "zero_points", row, "scales_row")
         self.move(_LEVELS, self.argument("data"))
-        if not self._codes.has_zero_points and self._codes.bits == 4 and self.isa is not AVX512:
-            self.v("VBROADCASTSS", self.register(_ZERO_POINT), at(_LEVELS, _WITHOUT_ZERO_POINT + 8 * 4))
+        if not (self._codes.has_zero_points or self._has_levels):
+            self.v("VBROADCASTSS", self.register(self._shift), at(_LEVELS, _WITHOUT_ZERO_POINT + 8 * 4))
 
     def group(self, use: Use) -> None:
-        """Decode a group, and point to the next one."""
-        codes, machine = self._codes, self.isa
-        scale, zero = self.register(_SCALE), self.register(_ZERO_POINT)
-        self.v("VBROADCASTSS", scale, at(_SCALES))
+        """Decode a group of each output, and point to the next one."""
+        codes = self._codes
+        for output in self._outputs:
+            place, factor = output * self._scales_row, self.register(self._factor + output)
+            if not self._has_levels:
+                self.v("VBROADCASTSS", factor, at(_SCALES, place))
+                if codes.has_zero_points:
+                    self.v("VBROADCASTSS", self.register(self._shift + output), at(_ZERO_POINTS, place))
+                continue
+            scale = self.register(0)
+            self.v("VBROADCASTSS", scale, at(_SCALES, place))
+            if codes.has_zero_points:
+                self.v("VBROADCASTSS", self.register(1), at(_ZERO_POINTS, place))
+                self.v("VMOVUPS", factor, at(_LEVELS, _WITHOUT_ZERO_POINT))
+                self.v("VSUBPS", factor, factor, self.register(1))
+                self.v("VMULPS", factor, factor, scale)
+            else:
+                self.v("VMULPS", factor, scale, at(_LEVELS))
         self.advance(_SCALE_NBYTES, _SCALES)
         if codes.has_zero_points:
-            self.v("VBROADCASTSS", zero, at(_ZERO_POINTS))
             self.advance(_SCALE_NBYTES, _ZERO_POINTS)
-        if codes.bits == 4 and machine is AVX512:
-            level = self.register(_LEVEL)
-            if codes.has_zero_points:
-                self.v("VMOVUPS", level, at(_LEVELS, _WITHOUT_ZERO_POINT))
-                self.v("VSUBPS", level, level, zero)
-                self.v("VMULPS", level, level, scale)
-            else:
-                self.v("VMULPS", level, scale, at(_LEVELS))
-        parts = codes.group // unit(machine) // codes.units
+        parts = codes.group // unit(self.isa) // codes.units
         if parts == 1:
             self._part(use)
             return
@@ -122,68 +150,83 @@ class _Codes(GemvProgram):
             self._part(use)
 
     def _part(self, use: Use) -> None:
-        """Decode some units of a group."""
+        """Decode some units of a group of each output."""
         codes, machine = self._codes, self.isa
         nbytes = unit(machine) * codes.bits // 8
+        decode = self._nibbles if codes.bits == 4 else self._bytes
         for number in range(codes.units):
-            if number * nbytes % 64 == 0:
-                self.emit("PREFETCHT2_M8", at(WEIGHTS, number * nbytes + AHEAD_NBYTES))
-            decoded = self._nibbles(number * nbytes) if codes.bits == 4 else self._bytes(number * nbytes)
-            for half, one in enumerate(decoded):
-                use(2 * number + half, one)
+            for output in self._outputs:
+                place = output * self._row + number * nbytes
+                if number * nbytes % 64 == 0:
+                    self.emit("PREFETCHT2_M8", at(WEIGHTS, place + AHEAD_NBYTES))
+                decode(output, place)
+            for half in range(2):
+                use(2 * number + half, [self._decoded(output)[half] for output in self._outputs])
         self.advance(codes.units * nbytes, WEIGHTS)
         self.advance(2 * codes.units * machine.lanes * self._codes.number_nbytes, _X)
 
-    def _nibbles(self, place: int) -> tuple[int, int]:
-        """Return the numbers of the low halves of a unit's bytes, and of the high halves."""
-        low, high = self.register(_DECODED), self.register(_DECODED + 1)
+    def next_rows(self) -> None:
+        """Point behind the rows of all outputs, from behind the first one."""
+        others = len(self._outputs) - 1
+        if others:
+            self.advance(others * self._row, WEIGHTS)
+            self.advance(others * self._scales_row, _SCALES, *[_ZERO_POINTS] * self._codes.has_zero_points)
+
+    def _decoded(self, output: int) -> tuple[int, int]:
+        """Return the registers with the numbers of an output's unit."""
+        first = _DECODED + 2 * output
+        return self.register(first), self.register(first + 1)
+
+    def _nibbles(self, output: int, place: int) -> None:
+        """Decode the low halves of a unit's bytes, and the high halves."""
+        low, high = self._decoded(output)
         self.v("VPMOVZXBD", high, at(WEIGHTS, place))
-        if self.isa is AVX512:  # the codes are indices: of the numbers, higher bits do not count
-            level = self.register(_LEVEL)
+        if self._has_levels:  # the codes are indices: of the numbers, higher bits do not count
+            level = self.register(self._factor + output)
             self.v("VPERMPS", low, high, level)
             self.v("VPSRLD", high, high, immediate=4)
             self.v("VPERMPS", high, high, level)
-            return low, high
+            return
         self.v("VPSLLD", low, high, immediate=28)
         self.v("VPSRLD", low, low, immediate=28)
         self.v("VPSRLD", high, high, immediate=4)
-        for one in (low, high):
-            self.v("VCVTDQ2PS", one, one)
-            self.v("VSUBPS", one, one, self.register(_ZERO_POINT))
-            self.v("VMULPS", one, one, self.register(_SCALE))
-        return low, high
+        self._scaled(output, shifted=True)
 
-    def _bytes(self, place: int) -> tuple[int, int]:
-        """Return the numbers of a unit's bytes."""
-        first, second = self.register(_DECODED), self.register(_DECODED + 1)
-        for index, one in enumerate((first, second)):
+    def _bytes(self, output: int, place: int) -> None:
+        """Decode a unit's bytes."""
+        for index, one in enumerate(self._decoded(output)):
             self.v("VPMOVSXBD", one, at(WEIGHTS, place + index * self.isa.lanes))
+        self._scaled(output, shifted=self._codes.has_zero_points)
+
+    def _scaled(self, output: int, *, shifted: bool) -> None:
+        """Make numbers of an output's codes."""
+        zero_point = self._shift + (output if self._codes.has_zero_points else 0)
+        for one in self._decoded(output):
             self.v("VCVTDQ2PS", one, one)
-            if self._codes.has_zero_points:
-                self.v("VSUBPS", one, one, self.register(_ZERO_POINT))
-            self.v("VMULPS", one, one, self.register(_SCALE))
-        return first, second
+            if shifted:
+                self.v("VSUBPS", one, one, self.register(zero_point))
+            self.v("VMULPS", one, one, self.register(self._factor + output))
 
 
 class _Decoding(_Codes):
     """Writes the numbers of a matrix."""
 
-    def store_numbers(self, place: int, numbers: int) -> None:
+    def store_numbers(self, place: int, numbers: Sequence[int]) -> None:
         """Store a vector of numbers; those of low and high halves of bytes are put in turn."""
         if self._codes.bits == 8:
-            self._store(place, numbers)
+            self._store(place, numbers[0])
         elif place % 2:
-            for half, one in enumerate(self._in_turn(self.register(_DECODED), numbers)):
+            for half, one in enumerate(self._in_turn(*self._decoded(0))):
                 self._store(place - 1 + half, one)
 
     def _in_turn(self, even: int, odd: int) -> tuple[int, int]:
-        first, second = self.register(_FIRST_SUM), self.register(_FIRST_SUM + 1)
+        first, second = self.register(self.free), self.register(self.free + 1)
         if self.isa is AVX512:
             for index, one in enumerate((first, second)):
                 self.v("VMOVUPS", one, at(_LEVELS, _EVEN_PLACES + (2 + index) * self.isa.nbytes))
                 self.v("VPERMI2PS", one, even, odd)
             return first, second
-        low, high = self.register(_FIRST_SUM + 2), self.register(_FIRST_SUM + 3)
+        low, high = self.register(self.free + 2), self.register(self.free + 3)
         self.v("VUNPCKLPS", low, even, odd)
         self.v("VUNPCKHPS", high, even, odd)
         self.v("VPERM2F128", first, low, high, immediate=0x20)
@@ -199,7 +242,9 @@ class _NBits(_Codes):
     """Multiplies the rows of a matrix by the rows of src."""
 
     def __init__(self, isa: Isa, kernel: NBitsKernel) -> None:
-        super().__init__(isa, kernel)
+        # one row reads one output after the other, as the matrix lies in memory
+        fits = (n for n in _SIDE_BY_SIDE if _first_free(isa, kernel, n) + kernel.rows * n <= isa.registers)
+        super().__init__(isa, kernel, next(fits, 1) if kernel.rows > 1 else 1)
         self._kernel = kernel
         self._row_nbytes = kernel.depth * 4
 
@@ -242,27 +287,32 @@ class _NBits(_Codes):
     # ------------------------------------------------------------------ sums
 
     def sums_of_codes(self) -> None:
-        """Compute the sums of a task, one output after the other; each vector of codes is decoded once for all rows."""
-        kernel = self._kernel
-        count = max(1, min(_CHAINS, (self.isa.registers - _FIRST_SUM) // kernel.rows))
-        free = map(self.register, count_from(_FIRST_SUM))
-        sums = [list(islice(free, count)) for _ in range(kernel.rows)]
+        """Compute the sums of a task: each vector of codes is decoded once for all rows."""
+        kernel, together = self._kernel, len(self._outputs)
+        count = max(1, min(_CHAINS, (self.isa.registers - self.free) // (kernel.rows * together)))
+        free = map(self.register, count_from(self.free))
+        sums = [[list(islice(free, count)) for _ in self._outputs] for _ in range(kernel.rows)]
 
-        def multiply(place: int, numbers: int) -> None:
+        def multiply(place: int, numbers: Sequence[int]) -> None:
             for index, row in enumerate(sums):
-                x = at(_X, index * self._row_nbytes + place * self.isa.nbytes)
-                self.v("VFMADD231PS", row[place % len(row)], numbers, x)
+                x: MemoryOperand | int = at(_X, index * self._row_nbytes + place * self.isa.nbytes)
+                if together > 1:
+                    self.v("VMOVUPS", self.register(0), x)
+                    x = self.register(0)
+                for chains, one in zip(row, numbers, strict=True):
+                    self.v("VFMADD231PS", chains[place % count], one, x)
 
         self.point_to_scales(FIRST)
-        self.immediate("MOV_RM64_IMM32", _OUTPUTS, self.isa.lanes)
+        self.immediate("MOV_RM64_IMM32", _OUTPUTS, self.isa.lanes // together)
         with self.repeat(_OUTPUTS, _OUTPUTS):
-            for row in sums:
-                for one in row:
-                    self.zero(one)
+            for one in chain(*chain(*sums)):
+                self.zero(one)
             self.move(_X, at(Register.RSP, _AREA))
             with self.repeat(self.argument("groups"), _GROUPS):
                 self.group(multiply)
             for number, row in enumerate(sums):
-                self.across(row)
-                self.emit("VEX_VMOVSS_M32_XMM", at(SUM, number * self.isa.nbytes), Register.XMM0)
-            self.advance(4, SUM)
+                for output, chains in enumerate(row):
+                    self.across(chains)
+                    self.emit("VEX_VMOVSS_M32_XMM", at(SUM, number * self.isa.nbytes + output * 4), Register.XMM0)
+            self.next_rows()
+            self.advance(4 * together, SUM)

@@ -161,6 +161,37 @@ def encoded(weights: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor,
     return codes[:, 0::2] | codes[:, 1::2] << 4, scales.squeeze(-1)
 
 
+def packed(numbers: torch.Tensor, zero_points: torch.Tensor) -> tuple[int, torch.Tensor, torch.Tensor | None] | None:
+    """Return the bits, codes and zero points of integers of groups; None if a group's do not fit into 8 bits.
+
+    Parameters
+    ----------
+    numbers : torch.Tensor
+        Integers [N, K].
+    zero_points : torch.Tensor
+        What is subtracted from them, f32 [N, groups].
+    """
+    groups = numbers.reshape(*zero_points.shape, -1)
+    low, high = groups.amin(-1), groups.amax(-1)
+    span = float((high - low).max())
+    if not span <= 255:
+        return None
+    bits = 4 if span <= 15 else 8
+    first, zero = (0.0, CODES[4][1]) if bits == 4 else (-128.0, CODES[8][1])
+    last = first + 2**bits - 1
+    # codes without zero points, if these are equal; else the least number of a group is the first code
+    shift = zero - zero_points
+    if not bool(((zero_points == zero_points.round()) & (low + shift >= first) & (high + shift <= last)).all()):
+        shift = first - low
+    codes = (groups + shift.unsqueeze(-1)).flatten(1)
+    zero_points = zero_points + shift
+    if bits == 8:
+        return bits, codes.to(torch.int8), None if bool((zero_points == zero).all()) else zero_points
+    codes = codes.to(torch.uint8)
+    both = codes[:, 0::2] | codes[:, 1::2] << 4
+    return bits, both, None if bool((zero_points == zero).all()) else zero_points
+
+
 # ---------------------------------------------------------------- importer
 
 

@@ -8,6 +8,7 @@ from fmtprop.passes.precision.lower import WidenPrecision
 from fmtprop.passes.precision.mark_exact import MarkExact
 from fmtprop.passes.precision.mark_grids import MarkGrids
 from fmtprop.passes.precision.pair_quantization import PairQuantization
+from fmtprop.passes.precision.recognise_codes import RecogniseCodes
 from fmtprop.passes.rewrites.absorb_flatten import AbsorbFlatten
 from fmtprop.passes.rewrites.before_concat import BeforeConcat
 from fmtprop.passes.rewrites.channel_shuffle import RecogniseShuffle
@@ -40,6 +41,8 @@ NORMALISE: tuple[Pass, ...] = (
     JoinWrites(),
     JoinGradients(),
     ReadVariance(),
+    # before constants are folded, and before quantized ones become real numbers
+    RecogniseCodes(),
     # before constants are folded, which keeps a grid only where there is one already
     PairQuantization(),
     # weights behind views become weights

@@ -44,6 +44,20 @@ _NUMPY: Final = {
     if number != TensorProto.BFLOAT16
 }
 
+#: integers of less than a byte -> the bytes that hold one each
+_IN_BYTES: Final = {
+    np.dtype(getattr(ml_dtypes, name)): np.dtype(np.uint8 if name.startswith("u") else np.int8)
+    for name in ("int2", "uint2", "int4", "uint4")
+    if hasattr(ml_dtypes, name)
+}
+
+
+def in_bytes(value: Any) -> Any:
+    """Return integers of less than a byte as bytes, which PyTorch has; any other value as it is."""
+    if not isinstance(value, np.ndarray) or value.dtype not in _IN_BYTES:
+        return value
+    return torch.from_numpy(value.astype(_IN_BYTES[value.dtype]))
+
 
 @cache
 def type_name(number: int) -> str:

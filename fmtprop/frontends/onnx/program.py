@@ -14,6 +14,7 @@ import torch
 
 from fmtprop.errors import FmtpropError, ImportModelError, ShapeError
 from fmtprop.frontends.onnx import limits, operators
+from fmtprop.frontends.onnx.elements import in_bytes
 from fmtprop.frontends.onnx.modes import SizesOnly
 from fmtprop.frontends.onnx.operators.values import DataDependentError, NotInTorchError, is_known, is_repeated
 from fmtprop.frontends.onnx.reading import Source
@@ -204,6 +205,8 @@ class _Run:
             return self._make(step, arguments, scope)
         shape_only = step.op in operators.SHAPE_ONLY and not step.domain
         kept = step.op in operators.KEEPING and not step.domain
+        if kept:
+            arguments = [*map(in_bytes, arguments)]
         if shape_only or (is_known(arguments) and not kept):
             arguments = recording.plain(arguments)
             self._check_size(step, arguments, scope)

@@ -28,7 +28,7 @@ BITS = {"int8": 8, "int4": 4}
 _GROUPS = (128, 64, 32)
 
 #: fewest numbers of a matrix: smaller ones are in cache, where fewer bits save nothing
-_LEAST_SIZE = 1 << 14
+LEAST_SIZE = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class CompressWeights(NodePass):
             return
         read, outputs, depth = found
         group = next((size for size in _GROUPS if depth % size == 0), None)
-        if group is None or outputs * depth < _LEAST_SIZE or not bool(torch.isfinite(read().sum())):
+        if group is None or outputs * depth < LEAST_SIZE or not bool(torch.isfinite(read().sum())):
             return
 
         def coded(index: int, type_: TensorType, strides: tuple[int, ...]) -> Value:
@@ -70,14 +70,24 @@ class CompressWeights(NodePass):
         inputs = graph.inputs(node.name)
         inputs["weights"] = coded(0, TensorType((outputs, nbytes), CODES[self.bits][0]), (nbytes, 1))
         inputs["scales"] = coded(1, TensorType((outputs, groups)), (groups, 1))
-        src = graph.type_of(inputs["src"])
-        if isinstance(node.attrs, InnerProduct) and src.ndim > 2:
-            inputs["src"] = insert(graph, node, Reshape((src.dims[0], depth)), src=inputs["src"])
-        if "bias" in inputs and graph.type_of(inputs["bias"]).ndim != 1:
-            inputs["bias"] = insert(graph, node, Reshape((outputs,)), src=inputs["bias"])
-        attrs = MatMulNBits(self.bits, group)
-        product = node.with_(name=graph.fresh_name("fc"), op="matmul_nbits", attrs=attrs)
-        bypass(graph, node, graph.insert(product, inputs, before=node.name))
+        multiply_codes(graph, node, inputs, MatMulNBits(self.bits, group))
+
+
+def multiply_codes(graph: Graph, node: Node, inputs: dict[str, Value], attrs: MatMulNBits) -> None:
+    """Replace a product by one with codes, which are among the inputs.
+
+    Parameters
+    ----------
+    inputs : dict
+        The product's inputs, with codes as its weights, and with scales; src and bias may be shaped anew.
+    """
+    src, outputs = graph.type_of(inputs["src"]), graph.type_of(inputs["weights"]).dims[0]
+    if isinstance(node.attrs, InnerProduct) and src.ndim > 2:
+        inputs["src"] = insert(graph, node, Reshape((src.dims[0], src.size // src.dims[0])), src=inputs["src"])
+    if "bias" in inputs and graph.type_of(inputs["bias"]).ndim != 1:
+        inputs["bias"] = insert(graph, node, Reshape((outputs,)), src=inputs["bias"])
+    product = node.with_(name=graph.fresh_name("fc"), op="matmul_nbits", attrs=attrs)
+    bypass(graph, node, graph.insert(product, inputs, before=node.name))
 
 
 def _rows_of(graph: Graph, node: Node) -> tuple[Callable[[], torch.Tensor], int, int] | None:

@@ -189,7 +189,7 @@ def _matmul_nbits(
     if weight_prepacked or bits not in (2, 4, 8):
         raise NotImplementedError(f"weights of {bits} bits in another order")
     blocks = -(-K // block_size)
-    if bits > 2 and groups is None and a.dtype in (torch.float32, torch.bfloat16):
+    if groups is None and a.dtype in (torch.float32, torch.bfloat16):
         return _by_codes(a, b.reshape(N, -1), scales.reshape(N, blocks).float(), zeros, bias, bits, block_size)
     numbers = _unpacked(b.reshape(N, blocks, -1), bits)[..., :block_size].to(scales.dtype)
     factor = scales.reshape(N, blocks, 1)
@@ -215,6 +215,10 @@ def _by_codes(
         shift = zeros.reshape(scales.shape).float()
     elif zeros is not None:
         shift = _unpacked(zeros.reshape(scales.shape[0], -1), bits)[:, : scales.shape[1]].float()
+    if bits == 2:  # the kernels' codes have 4 bits: 2 more are a shift of the zero point
+        bits, wide = 4, _unpacked(codes, 2)
+        codes = torch.bitwise_or(wide[:, 0::2], torch.bitwise_left_shift(wide[:, 1::2], 4))
+        shift = torch.full_like(scales, 2.0) if shift is None else shift
     if bits == 8:
         codes = (codes.to(torch.int16) - 128).to(torch.int8)
         shift = None if shift is None else shift - 128.0

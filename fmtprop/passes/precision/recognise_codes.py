@@ -1,0 +1,206 @@
+"""Products with a matrix that constants decode, such as those of torchao, GPTQ, AWQ and ONNX's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import ClassVar, NamedTuple
+
+import torch
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, Value
+from fmtprop.layout import DataType
+from fmtprop.ops.building import emit
+from fmtprop.ops.evaluate import evaluate_node
+from fmtprop.ops.host_call import host_call
+from fmtprop.ops.inner_product import InnerProduct
+from fmtprop.ops.matmul import MatMul
+from fmtprop.ops.matmul_nbits import MatMulNBits, packed
+from fmtprop.ops.quantization import Dequantize, FakeQuantize
+from fmtprop.ops.reorder import Reorder
+from fmtprop.passes.base import NodePass
+from fmtprop.passes.precision.compress_weights import LEAST_SIZE, multiply_codes
+from fmtprop.passes.editing import constant, new_constant, shown
+
+#: codes of a group: kernels decode so many together
+_UNIT = 32
+
+#: a decoded number differs from the affine function of its code by at most so much of the largest one: roundings of f32
+_TOLERANCE = 2.0**-20
+
+#: a zero point so near to an integer is one
+_NEARLY = 1e-3
+
+
+class _Coded(NamedTuple):
+    """A matrix [outputs, depth] of integers, and the scales and zero points of its groups [outputs, depth / group]."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zero_points: torch.Tensor
+    group: int
+    order: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class RecogniseCodes(NodePass):
+    """Let products read the codes from which constants make their matrix.
+
+    How a library stores and decodes its codes does not matter: the integers that become floating numbers on the way to
+    the matrix are the codes, and the rest of the way is evaluated for two other codes. It must be the same affine
+    function for the neighbours of a group. So a matrix is computed in f32, whatever the types of the library's steps
+    are. If groups have their members anywhere in a row (GPTQ's ``g_idx``), the columns are sorted by groups, and so are
+    those of src.
+
+    Notes
+    -----
+    Requires a well-formed graph before constants are folded. Ensures that no product of numbers that lie on no grid
+    reads a large matrix decoded from codes in groups of whole units.
+    """
+
+    name: ClassVar[str] = "recognise-codes"
+
+    def _visit(self, graph: Graph, node: Node) -> None:
+        if not isinstance(node.attrs, InnerProduct | MatMul):
+            return
+        inputs = graph.inputs(node.name)
+        weights, src = graph.type_of(inputs["weights"]), graph.type_of(inputs["src"])
+        if weights.ndim != 2 or weights.size < LEAST_SIZE or src.ndim < 2 or not src.dtype.is_floating:
+            return
+        if isinstance(shown(graph, inputs["src"]).attrs, Dequantize | FakeQuantize):
+            return  # both operands are quantized: a product of bytes
+        way = _Way.to(graph, inputs["weights"])
+        coded = None if way is None else way.coded(turned=isinstance(node.attrs, MatMul))
+        if coded is None:
+            return
+        found = packed(coded.codes, coded.zero_points)
+        if found is None:
+            return
+        bits, codes, zero_points = found
+        if coded.order is not None:
+            inputs["src"] = _sorted(graph, node, inputs["src"], coded.order)
+        given = {"weights": codes, "scales": coded.scales, "zero_points": zero_points}
+        for name, tensor in given.items():
+            if tensor is not None:
+                inputs[name] = new_constant(graph, tensor, node, node.origin)
+        multiply_codes(graph, node, inputs, MatMulNBits(bits, coded.group))
+
+
+class _Way:
+    """The nodes by which constants make a matrix, in order."""
+
+    def __init__(self, graph: Graph, matrix: Value, nodes: Sequence[Node]) -> None:
+        self._graph, self._matrix, self._nodes = graph, matrix, nodes
+
+    @classmethod
+    def to(cls, graph: Graph, matrix: Value) -> _Way | None:
+        """Return the way; None if the matrix is a constant itself, or depends on an input."""
+        if graph.node(matrix.node).is_boundary:
+            return None
+        names = {matrix.node, *graph.ancestors(matrix.node)}
+        nodes = graph.nodes(names)
+        return None if any(node.op == "input" for node in nodes) else cls(graph, matrix, nodes)
+
+    def coded(self, *, turned: bool) -> _Coded | None:
+        """Return the codes; None if there are none. A matrix is [depth, outputs] where it is turned."""
+        for value in self._integers():
+            codes = self._evaluated(value, {})
+
+            def decoded(numbers: torch.Tensor, at: Value = value) -> torch.Tensor:
+                made = self._evaluated(self._matrix, {at: numbers})
+                return made.t() if turned else made
+
+            largest = codes.amax()
+            if largest == 0:
+                continue
+            # the scale by the largest code: the difference of two numbers has their errors
+            shift, last = decoded(torch.zeros_like(codes)), decoded(torch.full_like(codes, int(largest)))
+            found = _grouped(decoded(codes), (last - shift) / float(largest), shift)
+            if found is not None:
+                return found
+        return None
+
+    def _integers(self) -> Iterator[Value]:
+        """Yield the integers that become as many floating numbers as the matrix has."""
+        size = self._graph.type_of(self._matrix).size
+        for node in self._nodes:
+            if node.op == "constant" or not node.results[0].dtype.is_floating:
+                continue
+            for value in self._graph.inputs(node.name).values():
+                type_ = self._graph.type_of(value)
+                if type_.size == size and not (type_.dtype.is_floating or type_.dtype is DataType.BOOLEAN):
+                    yield value
+
+    def _evaluated(self, wanted: Value, given: Mapping[Value, torch.Tensor]) -> torch.Tensor:
+        """Return a tensor of the way, in f32, with others in place of some; each is dropped after its last reader."""
+        tensors, inputs = dict(given), {node.name: self._graph.inputs(node.name) for node in self._nodes}
+        last = {value: node.name for node in self._nodes for value in inputs[node.name].values()}
+        for node in self._nodes:
+            first = Value(node.name)
+            if first in given:
+                continue
+            if node.op == "constant":
+                tensor = constant(self._graph, first)
+                assert tensor is not None
+                results: Sequence[torch.Tensor] = (tensor,)
+            else:
+                operands = {name: tensors[value] for name, value in inputs[node.name].items()}
+                rounds = isinstance(node.attrs, Reorder) and node.results[0].dtype.is_floating
+                results = (operands["src"],) if rounds else evaluate_node(node, operands)
+            floats = (one.float() if one.is_floating_point() else one for one in results)
+            tensors.update({Value(node.name, index): one for index, one in enumerate(floats)})
+            if wanted in tensors:
+                return tensors[wanted]
+            for value in inputs[node.name].values():
+                if last[value] == node.name:
+                    del tensors[value]
+        raise AssertionError(wanted)
+
+
+def _grouped(numbers: torch.Tensor, scales: torch.Tensor, shift: torch.Tensor) -> _Coded | None:
+    """Return what numbers [outputs, depth] are, that are `scales` times codes plus `shift`; None if they are not."""
+    depth, order = numbers.shape[1], None
+    group = _group(scales, shift)
+    if group % _UNIT and (order := _by_groups(scales, shift)) is not None:
+        numbers, scales, shift = (one.index_select(1, order) for one in (numbers, scales, shift))
+        group = _group(scales, shift)
+    if group % _UNIT:
+        return None
+    scales, shift = (one[:, ::group].contiguous() for one in (scales, shift))
+    is_zero = scales == 0
+    safe = torch.where(is_zero, 1.0, scales)
+    in_groups = numbers.reshape(len(numbers), -1, group)
+    codes = ((in_groups - shift.unsqueeze(-1)) / safe.unsqueeze(-1)).round_()
+    again = codes * scales.unsqueeze(-1) + shift.unsqueeze(-1)
+    largest = in_groups.abs().amax(-1, keepdim=True).maximum(shift.abs().unsqueeze(-1))
+    if not bool(((again - in_groups).abs_() <= _TOLERANCE * largest).all()):  # NaN and infinities neither
+        return None
+    zero_points = -shift / safe
+    whole = zero_points.round()
+    zero_points = torch.where((zero_points - whole).abs() < _NEARLY, whole, zero_points)
+    return _Coded(codes.reshape(-1, depth), scales, zero_points, group, order)
+
+
+def _group(*tensors: torch.Tensor) -> int:
+    """Return the largest size of groups of neighbours in which all numbers of each row are equal."""
+    changed = [(one[:, 1:] != one[:, :-1]).any(0) for one in tensors]
+    places = torch.stack(changed).any(0).nonzero().flatten() + 1
+    return gcd(tensors[0].shape[1], *places.tolist())
+
+
+def _by_groups(*tensors: torch.Tensor) -> torch.Tensor | None:
+    """Return an order of columns in which equal ones are neighbours; None if few are equal."""
+    columns = torch.cat(tensors).t().contiguous()
+    _, member = torch.unique(columns, dim=0, return_inverse=True)
+    sizes = torch.bincount(member)
+    return member.argsort(stable=True) if bool((sizes % _UNIT == 0).all()) else None
+
+
+def _sorted(graph: Graph, before: Node, src: Value, order: torch.Tensor) -> Value:
+    """Return src with its columns in another order."""
+    places = new_constant(graph, order, before, before.origin)
+    last = graph.type_of(src).ndim - 1
+    attrs, operands = host_call("aten.index_select.default", {"self": src, "dim": last, "index": places})
+    return emit(graph, "aten", operands, attrs, origin=before.origin, before=before.name)
