@@ -5,9 +5,9 @@ A step of a language model reads all its weights once: fewer bits are the only w
 the decoded matrix.
 
 Threads share the outputs, as in :mod:`fmtprop.jit.gemv`. Each thread first writes the rows of src to an area of its
-own, as f32; for 4 bits, the numbers at even places of a unit come before those at odd places. A byte has the codes of
-two neighbours, so the low halves of a unit's bytes meet the first part, the high halves the second, and the matrix
-stays as files have it.
+own, as f32, the same vector of all rows side by side; for 4 bits, the numbers at even places of a unit come before
+those at odd places. A byte has the codes of two neighbours, so the low halves of a unit's bytes meet the first part,
+the high halves the second, and the matrix stays as files have it.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class NBitsKernel(StandaloneKernel):
 
     @property
     def number_nbytes(self) -> int:
-        """Bytes of a number of src in a thread's area."""
-        return 4
+        """Bytes of a number of each row of src in a thread's area."""
+        return 4 * self.rows
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""

@@ -42,6 +42,10 @@ _CHAINS: Final = 4
 #: which is in the second cache at best, is loaded once for all of them
 _SIDE_BY_SIDE: Final = (4, 2)
 
+#: most rows of a pass over the codes of a task: more leave no registers for a second output, and 16 rows take twice as
+#: long in one pass as in two
+_MOST_ROWS: Final = 8
+
 #: first register of vectors of numbers, two for each output; those before it are free between two instructions
 _DECODED: Final = 2
 
@@ -90,7 +94,7 @@ def _has_levels(isa: Isa, kernel: NBitsKernel | DecodeKernel) -> bool:
 
 def _first_free(isa: Isa, kernel: NBitsKernel | DecodeKernel, outputs: int) -> int:
     """Return the first register behind those with the numbers of some outputs, their scales and their zero points."""
-    zero_points = 0 if _has_levels(isa, kernel) else outputs if kernel.has_zero_points else 1
+    zero_points = 0 if _has_levels(isa, kernel) else outputs if kernel.has_zero_points else kernel.bits == 4
     return _DECODED + 3 * outputs + zero_points
 
 
@@ -243,32 +247,41 @@ class _NBits(_Codes):
 
     def __init__(self, isa: Isa, kernel: NBitsKernel) -> None:
         # one row reads one output after the other, as the matrix lies in memory
-        fits = (n for n in _SIDE_BY_SIDE if _first_free(isa, kernel, n) + kernel.rows * n <= isa.registers)
+        passes = -(-kernel.rows // _MOST_ROWS)
+        rows = -(-kernel.rows // passes)
+        fits = (n for n in _SIDE_BY_SIDE if _first_free(isa, kernel, n) + rows * n <= isa.registers)
         super().__init__(isa, kernel, next(fits, 1) if kernel.rows > 1 else 1)
         self._kernel = kernel
-        self._row_nbytes = kernel.depth * 4
+        #: the rows of each pass
+        self._passes = [range(first, min(first + rows, kernel.rows)) for first in range(0, kernel.rows, rows)]
 
     # ------------------------------------------------------------------ rows of src
 
     def fill_area(self) -> None:
-        """Write the rows of src to this thread's area, as f32; for 4 bits, even places of a unit before odd ones."""
+        """Write the rows of src to this thread's area, as f32; for 4 bits, even places of a unit before odd ones.
+
+        The same vector of all rows lies side by side: rows of 2 ** n bytes would compete for a few lines of the cache.
+        """
         src, dst = Register.RSI, Register.RDI
         self.point(dst, "areas", THREAD, "area")
         self.emit("MOV_RM64_R64", at(Register.RSP, _AREA), dst)
         self.move(SRC_ROWS, self.argument("src"))
         self.move(Register.RAX, self.argument("data"))
         x, y, nbytes = self.register(0), self.register(1), self.isa.lanes * self._kernel.src.nbytes
-        for _ in range(self._kernel.rows):
+        step = self._kernel.rows * self.isa.nbytes
+        for row in range(self._kernel.rows):
             self.move(src, SRC_ROWS)
+            self.move(dst, at(Register.RSP, _AREA))
+            self.advance(row * self.isa.nbytes, dst)
             with self.repeat(self.argument("units"), Register.RCX):
                 with self.numbers_of(self._kernel.src):
                     self.load(x, at(src))
                     self.load(y, at(src, nbytes))
                 both = self._parted(x, y) if self._kernel.bits == 4 else (x, y)
                 for index, one in enumerate(both):
-                    self.v("VMOVUPS <", at(dst, index * self.isa.nbytes), one)
+                    self.v("VMOVUPS <", at(dst, index * step), one)
                 self.advance(2 * nbytes, src)
-                self.advance(2 * self.isa.nbytes, dst)
+                self.advance(2 * step, dst)
             self.add(SRC_ROWS, self.argument("src_row"))
 
     def _parted(self, x: int, y: int) -> tuple[int, int]:
@@ -287,32 +300,40 @@ class _NBits(_Codes):
     # ------------------------------------------------------------------ sums
 
     def sums_of_codes(self) -> None:
-        """Compute the sums of a task: each vector of codes is decoded once for all rows."""
-        kernel, together = self._kernel, len(self._outputs)
-        count = max(1, min(_CHAINS, (self.isa.registers - self.free) // (kernel.rows * together)))
+        """Compute the sums of a task."""
+        for number, rows in enumerate(self._passes):
+            if number:
+                self.advance(-self.isa.lanes * self._row, WEIGHTS)
+                self.advance(-self.isa.nbytes, SUM)
+            self._sums_of_rows(rows)
+
+    def _sums_of_rows(self, rows: range) -> None:
+        """Compute the sums of some rows: each vector of codes is decoded once for all of them."""
+        together = len(self._outputs)
+        count = max(1, min(_CHAINS, (self.isa.registers - self.free) // (len(rows) * together)))
         free = map(self.register, count_from(self.free))
-        sums = [[list(islice(free, count)) for _ in self._outputs] for _ in range(kernel.rows)]
+        sums = {row: [list(islice(free, count)) for _ in self._outputs] for row in rows}
 
         def multiply(place: int, numbers: Sequence[int]) -> None:
-            for index, row in enumerate(sums):
-                x: MemoryOperand | int = at(_X, index * self._row_nbytes + place * self.isa.nbytes)
+            for row, outputs in sums.items():
+                x: MemoryOperand | int = at(_X, (place * self._kernel.rows + row) * self.isa.nbytes)
                 if together > 1:
                     self.v("VMOVUPS", self.register(0), x)
                     x = self.register(0)
-                for chains, one in zip(row, numbers, strict=True):
+                for chains, one in zip(outputs, numbers, strict=True):
                     self.v("VFMADD231PS", chains[place % count], one, x)
 
         self.point_to_scales(FIRST)
         self.immediate("MOV_RM64_IMM32", _OUTPUTS, self.isa.lanes // together)
         with self.repeat(_OUTPUTS, _OUTPUTS):
-            for one in chain(*chain(*sums)):
+            for one in chain(*chain(*sums.values())):
                 self.zero(one)
             self.move(_X, at(Register.RSP, _AREA))
             with self.repeat(self.argument("groups"), _GROUPS):
                 self.group(multiply)
-            for number, row in enumerate(sums):
-                for output, chains in enumerate(row):
+            for row, outputs in sums.items():
+                for output, chains in enumerate(outputs):
                     self.across(chains)
-                    self.emit("VEX_VMOVSS_M32_XMM", at(SUM, number * self.isa.nbytes + output * 4), Register.XMM0)
+                    self.emit("VEX_VMOVSS_M32_XMM", at(SUM, row * self.isa.nbytes + output * 4), Register.XMM0)
             self.next_rows()
             self.advance(4 * together, SUM)
