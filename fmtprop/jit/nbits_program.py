@@ -105,8 +105,8 @@ class _Codes(GemvProgram):
         super().__init__(isa, NBitsArguments, bf16=False)
         self._codes, self._outputs = kernel, range(outputs)
         #: bytes from row to row, of which only those of an output beside the first are in the code
-        self._row = kernel.depth * kernel.bits // 8
-        self._scales_row = kernel.depth // kernel.group * _SCALE_NBYTES
+        self._pitch = kernel.depth * kernel.bits // 8
+        self._scales_pitch = kernel.depth // kernel.group * _SCALE_NBYTES
         self._has_levels = _has_levels(isa, kernel)
         #: the registers with the numbers of codes, or their scales; behind them their zero points
         self._factor = _DECODED + 2 * outputs
@@ -127,7 +127,7 @@ class _Codes(GemvProgram):
         """Decode a group of each output, and point to the next one."""
         codes = self._codes
         for output in self._outputs:
-            place, factor = output * self._scales_row, self.register(self._factor + output)
+            place, factor = output * self._scales_pitch, self.register(self._factor + output)
             if not self._has_levels:
                 self.v("VBROADCASTSS", factor, at(_SCALES, place))
                 if codes.has_zero_points:
@@ -160,7 +160,7 @@ class _Codes(GemvProgram):
         decode = self._nibbles if codes.bits == 4 else self._bytes
         for number in range(codes.units):
             for output in self._outputs:
-                place = output * self._row + number * nbytes
+                place = output * self._pitch + number * nbytes
                 if number * nbytes % 64 == 0:
                     self.emit("PREFETCHT2_M8", at(WEIGHTS, place + AHEAD_NBYTES))
                 decode(output, place)
@@ -173,8 +173,8 @@ class _Codes(GemvProgram):
         """Point behind the rows of all outputs, from behind the first one."""
         others = len(self._outputs) - 1
         if others:
-            self.advance(others * self._row, WEIGHTS)
-            self.advance(others * self._scales_row, _SCALES, *[_ZERO_POINTS] * self._codes.has_zero_points)
+            self.advance(others * self._pitch, WEIGHTS)
+            self.advance(others * self._scales_pitch, _SCALES, *[_ZERO_POINTS] * self._codes.has_zero_points)
 
     def _decoded(self, output: int) -> tuple[int, int]:
         """Return the registers with the numbers of an output's unit."""
@@ -303,7 +303,7 @@ class _NBits(_Codes):
         """Compute the sums of a task."""
         for number, rows in enumerate(self._passes):
             if number:
-                self.advance(-self.isa.lanes * self._row, WEIGHTS)
+                self.advance(-self.isa.lanes * self._pitch, WEIGHTS)
                 self.advance(-self.isa.nbytes, SUM)
             self._sums_of_rows(rows)
 

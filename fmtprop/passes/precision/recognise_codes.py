@@ -21,8 +21,8 @@ from fmtprop.ops.matmul_nbits import MatMulNBits, packed
 from fmtprop.ops.quantization import Dequantize, FakeQuantize
 from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.base import NodePass
-from fmtprop.passes.precision.compress_weights import LEAST_SIZE, multiply_codes
 from fmtprop.passes.editing import constant, new_constant, shown
+from fmtprop.passes.precision.compress_weights import LEAST_SIZE, multiply_codes
 
 #: codes of a group: kernels decode so many together
 _UNIT = 32
