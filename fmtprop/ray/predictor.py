@@ -74,7 +74,7 @@ class Predictor:
             sizes = ", ".join(f"{spec.name} {list(spec.dims)}" for spec in (*self.rows.inputs, *self.rows.outputs))
             raise InputError(
                 f"model {self.rows.name} has {sizes}: for a data set, each must begin with the same batch axis, and "
-                "the results of a row must depend on that row alone"
+                "the results of a row must depend on that row alone; a plan for one row runs each by itself"
             )
         self.drop = frozenset((drop,) if isinstance(drop, str) else drop)
         names = tuple(spec.name for spec in self.rows.outputs)
