@@ -101,14 +101,17 @@ def sources(module: torch.nn.Module, folder: Path, names: Sequence[str], classes
     found: dict[str, Any] = {}
     torch.set_num_threads(1)
     if "fmtprop" in names:
-        (folder / "plans").mkdir()
+        (folder / "plans").mkdir(exist_ok=True)
         for dims in cases:
-            compile_model(module, torch.zeros(dims)).save(folder / "plans" / f"{dims[0]}x{dims[2]}.fmtplan")
+            path = folder / "plans" / f"{dims[0]}x{dims[2]}.fmtplan"
+            if not path.exists():
+                compile_model(module, torch.zeros(dims)).save(path)
         found["fmtprop"] = str(folder / "plans")
     files = []
     for dims in cases if set(names) - {"fmtprop"} else ():
         path = folder / f"{dims[0]}x{dims[2]}.onnx"
-        export_onnx(module, (torch.zeros(dims),), path)
+        if not path.exists():
+            export_onnx(module, (torch.zeros(dims),), path)
         files.append((str(path), dims))
     peers = {"onnxruntime": OnnxRuntime(), "openvino": OpenVINO()}
     return {name: found.get(name) or partial(engines, peers[name], files, classes) for name in names}
@@ -207,6 +210,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60, help="of load for each engine (default: 60)")
     parser.add_argument("--turns", type=int, default=3, help="in which an engine has them (default: 3)")
     parser.add_argument("--connections", type=int, default=8)
+    parser.add_argument("--files", type=Path, metavar="FOLDER", help="keep plans and ONNX files for the next time")
+    parser.add_argument("--prepare", action="store_true", help="only make these files")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to a file")
     given = parser.parse_args(arguments)
     import ray
@@ -219,8 +224,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         classes = module(torch.zeros(1, 3, 224, 224)).shape[1]
     steady = {name: Seen() for name in given.engines}
     killed = {name: Seen() for name in given.engines}
-    with tempfile.TemporaryDirectory() as folder:
-        models = sources(module, Path(folder), given.engines, classes)
+    with tempfile.TemporaryDirectory() as own:
+        folder = given.files or Path(own)
+        folder.mkdir(exist_ok=True)
+        models = sources(module, folder.resolve(), given.engines, classes)
+        if given.prepare:
+            return 0
         ray.init(num_cpus=2 * len(models), include_dashboard=False, log_to_driver=False)
         try:
             serve.start(http_options={"port": PORT})
