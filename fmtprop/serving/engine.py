@@ -11,6 +11,7 @@ from typing import TypeAlias
 import torch
 
 from fmtprop.compiling.compiled import CompiledModel
+from fmtprop.compiling.dynamic import DynamicModel
 from fmtprop.compiling.loading import load_plan
 from fmtprop.errors import InputError
 from fmtprop.ir.tensors import torch_dtype
@@ -73,7 +74,7 @@ class Engine:
 
 
 #: a plan file, a folder of them, the bytes of one, a model, or several of these: the plans of one model
-Source: TypeAlias = str | PathLike[str] | bytes | CompiledModel | Engine | Sequence["Source"]
+Source: TypeAlias = str | PathLike[str] | bytes | CompiledModel | DynamicModel | Engine | Sequence["Source"]
 
 
 def engines_of(source: Source) -> list[Engine]:
@@ -81,7 +82,7 @@ def engines_of(source: Source) -> list[Engine]:
 
     Parameters
     ----------
-    source : str, path, bytes, CompiledModel, Engine, or a sequence of these
+    source : str, path, bytes, CompiledModel, DynamicModel, Engine, or a sequence of these
         Plan files, folders of them, their bytes, compiled models: one for each shape.
 
     Raises
@@ -95,17 +96,13 @@ def engines_of(source: Source) -> list[Engine]:
         return [source]
     if isinstance(source, CompiledModel):
         return [Engine.of(source)]
+    if isinstance(source, DynamicModel):
+        return [Engine.of(net) for net in source.plans]
     if isinstance(source, str | PathLike) and Path(source).is_dir():
         found = sorted(Path(source).glob(f"*{SUFFIX}"))
         if not found:
             raise InputError(f"folder {source} has no file *{SUFFIX}: write one with fmtprop compile MODEL -o FILE")
-        return [engine for path in found for engine in _loaded(path)]
+        return engines_of(found)
     if isinstance(source, Sequence) and not isinstance(source, str | bytes):
         return [engine for one in source for engine in engines_of(one)]
-    return _loaded(source)
-
-
-def _loaded(source: str | PathLike[str] | bytes) -> list[Engine]:
-    """Return the engines of a plan file: one for each shape that it has a plan for."""
-    net = load_plan(source)
-    return [Engine.of(one) for one in ([net] if isinstance(net, CompiledModel) else net.plans)]
+    return engines_of(load_plan(source))

@@ -101,6 +101,17 @@ def test_a_convolution_is_independent(dtype, tmp_path):
     torch.testing.assert_close(rows.run([x])[0], module(x).detach(), rtol=0.05, atol=0.05 if dtype == "bf16" else 1e-4)
 
 
+def test_a_model_for_several_shapes_gives_its_plans(tmp_path):
+    module = torch.nn.Linear(8, 4)
+    batch = torch.export.Dim("batch", min=1, max=16)
+    net = fp.compile(module, torch.ones(4, 8), dynamic_shapes=({0: batch},), deterministic=True)
+    net.warm_up([torch.ones(2, 8)])
+    net.save(tmp_path / "a.fmtplan")
+    x = torch.randn(7, 8)
+    for source in (net, tmp_path / "a.fmtplan"):
+        torch.testing.assert_close(Rows(source).run([x])[0], module(x).detach())
+
+
 def test_an_error_names_the_row():
     rows = Rows(fp.compile(torch.nn.Embedding(5, 2), torch.zeros(4, 3, dtype=torch.int64), deterministic=True))
     index = torch.zeros(7, 3, dtype=torch.int64)
