@@ -20,6 +20,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.building import NATIVE_FLOATS, Ready, Tensors, is_native, primitive_of, promoted
 from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.quantization import decompressed
 from fmtprop.ops.sum import Sum
 from fmtprop.ops.view_attrs import reshaped
 
@@ -169,7 +170,11 @@ def _tensors(call: Call, alg: str, a: Value, b: Value, alpha: float) -> Value | 
     """Import ``a alg alpha * b`` for two tensors; oneDNN's fast code broadcasts only the second one."""
     result = call.results[0]
     types = call.type(a), call.type(b)
-    if not is_native(result) or any(t.dtype not in NATIVE_FLOATS for t in types) or promoted(*types) != result.dtype:
+    if not is_native(result):
+        return None
+    if any(t.dtype not in NATIVE_FLOATS for t in types):
+        return decompressed(call, alg, a, b)
+    if promoted(*types) != result.dtype:
         return None
     if alpha != 1 and types[0] == types[1]:
         return call.emit("sum", {"src_0": a, "src_1": b}, Sum((1.0, alpha if alg == "add" else -alpha)))

@@ -273,7 +273,7 @@ _KINDS = {"scale": "f32", "zero_point": "s64"}
 
 def _vectors(call: Call, scale: str, zero: str) -> dict[str, Value]:
     """Return scale and zero point of one of PyTorch's calls: numbers, or vectors."""
-    found = {"scale": call[scale], "zero_point": call[zero]}
+    found = {name: one for name, one in (("scale", call[scale]), ("zero_point", call[zero])) if one is not None}
     return {name: one if isinstance(one, Value) else call.constant(one, _KINDS[name]) for name, one in found.items()}
 
 
@@ -293,11 +293,8 @@ def _to_pytorch(scale: str, zero: str) -> Callable[[Call], Value | None]:
         src = call["input"]
         if call.type(src).dtype not in _INTEGERS or call.results[0].dtype is not DataType.F32:
             return None
-        if call.args.get(zero) is None:
-            return None
-        return call.emit(
-            "dequantize", {"src": src, **_vectors(call, scale, zero)}, Dequantize(call.args.get("axis", 0))
-        )
+        attrs = Dequantize(call.args.get("axis", 0))
+        return call.emit("dequantize", {"src": src, **_vectors(call, scale, zero)}, attrs)
 
     return importer
 
@@ -322,6 +319,22 @@ def _simulated(call: Call) -> Value | None:
         parameters["zero_point"] = call.constant(zeros.long().tolist(), "s64")
     stored = call.emit("quantize", {"src": src, **parameters}, Quantize(fitting[0].value, low, high, axis))
     return call.emit("dequantize", {"src": stored, **parameters}, Dequantize(axis))
+
+
+def decompressed(call: Call, alg: str, a: Value, b: Value) -> Value | None:
+    """Import a product of constant integers and scales, or what zeros of integers leave, as NNCF writes weights."""
+    result, second = call.results[0], call.tensor(b)
+    if second is None or result.dtype is not DataType.F32 or call.type(a).dims != result.dims:
+        return None
+    if alg == "sub" and call.type(a) == result and not second.any():
+        return a
+    dims = (1,) * (result.ndim - second.ndim) + tuple(second.shape)
+    axes = [axis for axis, size in enumerate(dims) if size > 1]
+    is_scale = second.dtype is torch.float32 and len(axes) <= 1 and bool((second.isfinite() & (second > 0)).all())
+    if alg != "mul" or call.type(a).dtype not in _LIMITS or call.tensor(a) is None or not is_scale:
+        return None
+    scale = call.constant(second.flatten().tolist() if axes else second.item())
+    return call.emit("dequantize", {"src": a, "scale": scale}, Dequantize(axes[0] if axes else 0))
 
 
 # ---------------------------------------------------------------- ONNX

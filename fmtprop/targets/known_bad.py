@@ -324,9 +324,9 @@ def _gradient_of_a_recurrent_layer_in_other_orders(node: Node, formats: Request,
     return any(desc.at_start() != plain(desc) for desc in data)
 
 
-# seen in 3.2.0: 17x8x8 from f32, channels innermost, to u8, row-major; 64x5x7 the other way round
+# seen in 3.2.0: 17x8x8 from f32, channels innermost, to u8, row-major; 64x5x7 the other way round; 3.6.2 is right
 @_defect(
-    (3, 0), _NOT_YET,
+    (3, 0), (3, 6),
     "the compiled reorder to another order of axes forgets zero points of the last elements of a row",
 )  # fmt: skip
 def _shifted_bytes_in_another_order(node: Node, formats: Request, impl: str) -> bool:
@@ -336,6 +336,21 @@ def _shifted_bytes_in_another_order(node: Node, formats: Request, impl: str) -> 
     if src.dtype is dst.dtype or not isinstance(node.attrs, Reorder | FakeQuantize):
         return False
     return src.is_plain and dst.is_plain and src.at_start() != dst.at_start().with_dtype(src.dtype)
+
+
+# seen in 3.2.0 (s8[1,16,20,20] in 2 groups of 4 outputs) and in 3.6.2 (64 channels to 33, strides of 2 and 3)
+@_defect((3, 0), _NOT_YET, "convolution of bytes by gemm is wrong for windows of one place with groups or strides")
+def _bytes_by_gemm_of_single_places(node: Node, formats: Request, impl: str) -> bool:
+    if not isinstance(node.attrs, Conv) or "gemm_s8" not in impl:
+        return False
+    attrs, window = node.attrs, formats["weights"].dims[2 - formats["src"].ndim :]
+    return math.prod(window) == 1 and (attrs.groups > 1 or max(attrs.strides) > 1)
+
+
+# seen in 3.6.2 for few rows: [2,33] by [33,33], [5,48] by [48,8]; 3.2.0 is right
+@_defect((3, 3), _NOT_YET, "the product of matrices of bytes by gemm is wrong with a bias")
+def _bytes_by_gemm_with_bias(node: Node, formats: Request, impl: str) -> bool:
+    return impl in ("gemm:jit", "matmul:gemm:jit") and "bias" in formats and formats["src"].dtype.nbytes == 1
 
 
 def known_bad(version: Version, node: Node, formats: Request, impl: str) -> str | None:

@@ -123,11 +123,11 @@ def test_modules_of_torchao_with_codes_for_weights(dynamic: bool) -> None:
 
 def test_a_module_of_nncf() -> None:
     nncf = pytest.importorskip("nncf")
-    module = nncf.quantize(network(), nncf.Dataset([image(seed) for seed in range(3)]))
-    x = image(9)
+    exported = torch.export.export(network(), (image(),)).module()
+    module, x = nncf.quantize(exported, nncf.Dataset([image(seed) for seed in range(3)])), image(9)
     with torch.no_grad():
         expected = module(x)
-    net = fp.compile(nncf.strip(module), x, policy="propagate", confirm=False)
+    net = fp.compile(module, x, policy="propagate", confirm=False)
     assert (net(x) - expected).abs().max() <= TOLERANCE * expected.abs().max()
     assert products_of_bytes(net.compilation.normal)
 
@@ -142,3 +142,30 @@ def test_a_scale_that_is_none_is_one_error(scale: float) -> None:
 
     with pytest.raises(fp.PassError, match=r"node quantize_1 .*its scale is .*must be positive and finite"):
         fp.compile(Wrong(), torch.randn(2, 3))
+
+
+class Decompressed(nn.Module):
+    """Weights of int8 as NNCF writes them: a product with scales, minus zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        drawn = torch.Generator().manual_seed(0)
+        self.codes: torch.Tensor
+        self.register_buffer("codes", torch.randint(-128, 128, (8, 3, 3, 3), dtype=torch.int8, generator=drawn))
+        self.register_buffer("scale", 0.01 + 0.01 * torch.rand(8, 1, 1, 1, generator=drawn))
+        self.register_buffer("zeros", torch.zeros(8, 1, 1, 1, dtype=torch.int8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.fake_quantize_per_tensor_affine(x, 0.02, 128, 0, 255)
+        return torch.conv2d(x, self.codes * self.scale - self.zeros)
+
+
+def test_decompressed_weights_are_integers() -> None:
+    module, x = Decompressed().eval(), image(9)
+    net = fp.compile(module, x, policy="propagate", confirm=False)
+    assert products_of_bytes(net.compilation.normal) == 1
+    assert torch.allclose(net(x), module(x), atol=1e-4)
+    module.codes = module.codes.float() + 0.5  # no integers
+    net = fp.compile(module, x, policy="propagate", confirm=False)
+    assert products_of_bytes(net.compilation.normal) == 0
+    assert torch.allclose(net(x), module(x), atol=1e-4)

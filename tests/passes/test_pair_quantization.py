@@ -155,3 +155,56 @@ def test_a_grid_is_saved_with_its_constant(tmp_path):
     (name,) = (node.name for node in paired.nodes() if node.op == "constant" and node.grids)
     assert again.node(name).grids == paired.node(name).grids
     assert isinstance(again.node(name).grids["dst"], Grid)
+
+
+def integers_of(graph, value, scale=0.5, zero=3):
+    return emit(graph, "quantize", {"src": value, **scalars(graph, scale, zero)}, Quantize("u8", 0, 255))
+
+
+def reals_of(graph, value, scale=0.5, zero=3):
+    return emit(graph, "dequantize", {"src": value, **scalars(graph, scale, zero)}, Dequantize())
+
+
+@pytest.mark.parametrize("readers", [1, 2])
+def test_a_dequantization_moves_before_ops_that_keep_integers(readers):
+    graph = Graph("integers")
+    a, b = (integers_of(graph, graph.input(name, TensorType((1, 4, 6, 6)))) for name in "ab")
+    value = emit(graph, "concat", {"src_0": a, "src_1": b}, Concat(1))
+    value = emit(graph, "pooling", {"src": value}, Pooling.make("max", (2, 2)))
+    value = emit(graph, "reshape", {"src": value}, Reshape((1, 8, 25)))
+    for _ in range(readers):
+        graph.output(reals_of(graph, value))
+    paired = PairQuantization().run(graph)
+    assert sorted(ops(paired)) == ["concat", "fake_quantize", "fake_quantize", "pooling", "reshape"]
+    x = {name: torch.randn(1, 4, 6, 6) * 50 for name in "ab"}
+    assert all(map(torch.equal, evaluate(paired, x), evaluate(graph, x)))
+    assert {value.node for value in grids_of(paired)} >= {"concat_2", "pool_2"}
+
+
+def test_a_dequantization_of_another_scale_stays_behind_them():
+    graph = Graph("other")
+    value = integers_of(graph, graph.input("x", TensorType((1, 4, 6, 6))))
+    value = emit(graph, "pooling", {"src": value}, Pooling.make("max", (2, 2)))
+    graph.output(reals_of(graph, value, scale=0.25))
+    x = {"x": torch.randn(1, 4, 6, 6) * 50}
+    assert torch.equal(evaluate(PairQuantization().run(graph), x)[0], evaluate(graph, x)[0])
+
+
+def test_the_callers_integers_lie_on_a_grid_behind_their_dequantization():
+    graph = Graph("caller")
+    value = reals_of(graph, graph.input("x", TensorType((2, 3), "u8")))
+    graph.output(value)
+    assert grids_of(PairQuantization().run(graph))[value] == Grid((0.5,), -3, 252)
+
+
+def test_a_quantized_constant_is_its_integers():
+    graph = Graph("constant")
+    weights = torch.randn(4, 6)
+    parameters = {"scale": held(graph, "s", torch.rand(4) + 0.1)}
+    stored = emit(graph, "quantize", {"src": held(graph, "w", weights), **parameters}, Quantize("s8", -127, 127, 0))
+    graph.output(emit(graph, "dequantize", {"src": stored, **parameters}, Dequantize(0)))
+    paired = PairQuantization().run(graph)
+    assert ops(paired) == []
+    assert torch.equal(evaluate(paired, {})[0], evaluate(graph, {})[0])
+    (grid,) = grids_of(paired).values()
+    assert (grid.shape, grid.stored.value) == ((4, 1), "s8")

@@ -20,6 +20,7 @@ from fmtprop.frontends.onnx.operators.quantised import (
     dynamic_quantize_linear,
     integers,
     matrices,
+    qlinear_conv,
     reals,
     sum_of_products,
 )
@@ -53,14 +54,14 @@ def _concat(y_scale: Tensor, y_zero: Tensor, *parts: Tensor, axis: int) -> Tenso
 
 
 def _channels_first(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a pooling that may also get the channels innermost."""
+    """Return an operator on images that may also get their channels innermost."""
 
     @passed_to(function)
-    def pooling(x: Tensor, *, channels_last: int = 0, **attributes: Any) -> Tensor:
-        y = function(x.movedim(-1, 1) if channels_last else x, **attributes)
+    def operator(x: Tensor, *rest: Any, channels_last: int = 0, **attributes: Any) -> Tensor:
+        y = function(x.movedim(-1, 1) if channels_last else x, *rest, **attributes)
         return y.movedim(1, -1) if channels_last else y
 
-    return pooling
+    return operator
 
 
 def _where(
@@ -185,6 +186,7 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "QLinearSoftmax": _on_numbers(_softmax),
     "QLinearConcat": _concat,
     "QLinearWhere": _where,
+    "QLinearConv": _channels_first(qlinear_conv),
     "QLinearAveragePool": _on_numbers(_channels_first(average_pool)),
     "QLinearGlobalAveragePool": _on_numbers(_channels_first(global_average_pool)),
     "QEmbedLayerNormalization": _embed,

@@ -234,7 +234,7 @@ def _check_types(*zeros: Tensor) -> None:
 
 
 @passed_to(conv)
-def _qlinear_conv(
+def qlinear_conv(
     x: Tensor,
     x_scale: Tensor,
     x_zero: Tensor,
@@ -246,6 +246,7 @@ def _qlinear_conv(
     b: Tensor | None = None,
     **attributes: Any,
 ) -> Tensor:
+    """Return the convolution of quantised images, quantised."""
     _check_types(x_zero, w_zero, y_zero)
     bias = None if b is None else b.to(torch.float32) * (x_scale * w_scale).to(torch.float32)
     y = conv(reals(x, x_scale, x_zero), reals(w, w_scale, w_zero), bias, **attributes)
@@ -273,6 +274,6 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "DynamicQuantizeLinear": dynamic_quantize_linear,
     "MatMulInteger": _matmul_integer,
     "ConvInteger": _conv_integer,
-    "QLinearConv": _qlinear_conv,
+    "QLinearConv": qlinear_conv,
     "QLinearMatMul": _qlinear_matmul,
 }
