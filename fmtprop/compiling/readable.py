@@ -5,13 +5,19 @@ Packing may have consumed a constant: products of it are left. Then these produc
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
 from fmtprop.errors import PlanError
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
+from fmtprop.ir.grid import Grid
 from fmtprop.ir.node import Attrs, Choice, Node, Value
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.assignment.without_formats import without_formats
-from fmtprop.runtime.weights import PackedForms
+from fmtprop.passes.assignment.without_formats import is_storing, without_formats
+from fmtprop.runtime.weights import PackedForms, origin_of
 from fmtprop.targets.executable import implementation
 
 
@@ -37,6 +43,8 @@ def graph_inside(formatted: Graph, weights: PackedForms) -> Graph:
     Nodes that run as several stay so, and products of constants that packing consumed are constants.
     """
     graph, known = without_formats(formatted), weights.origins()
+    in_bytes = _in_bytes(formatted, known)
+    known |= in_bytes.keys()
     computed = graph.dependents()
     for node in graph.nodes():
         value = Value(node.name)
@@ -48,10 +56,29 @@ def graph_inside(formatted: Graph, weights: PackedForms) -> Graph:
     for node in graph.nodes():
         if node.op == "constant":
             (type_,) = node.results
-            make = weights.reader(Value(node.name))
+            value = Value(node.name)
+            make = weights.reader(value)
+            if value in in_bytes:
+                stored, grid = in_bytes[value]
+                make = partial(_reals, weights.reader(stored), grid)
             strides = MemoryDesc(type_.dims, type_.dtype).strides
             graph.constants[node.name] = Deferred(type_, strides, make, fresh=True)
     return graph
+
+
+def _in_bytes(formatted: Graph, known: set[Value]) -> dict[Value, tuple[Value, Grid]]:
+    """Return the constants that are packed as bytes alone: the bytes, and the grid whose numbers they stand for."""
+    found = {}
+    for node in formatted.nodes():
+        if is_storing(node) and Value(node.name) in known:
+            source = origin_of(formatted, formatted.inputs(node.name)["src"])
+            if source not in known and formatted.node(source.node).op == "constant":
+                found[source] = Value(node.name), node.grids["dst"]
+    return found
+
+
+def _reals(read: Callable[[], torch.Tensor], grid: Grid) -> torch.Tensor:
+    return (read().float() - grid.zero) * torch.tensor(grid.scales).reshape(grid.shape)
 
 
 def _is_consumed(graph: Graph, node: Node, known: set[Value]) -> bool:

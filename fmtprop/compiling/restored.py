@@ -34,7 +34,6 @@ from fmtprop.tuning import Tuning
 
 _KEYS = {
     "name": str, "structure": str, "nodes": list, "forms": list, "precision": str, "checked": bool, "report": dict,
-    "choices": dict,
 }  # fmt: skip
 
 
@@ -61,7 +60,8 @@ class Restored(Planned):
     def __init__(self, row: Any, descs: Sequence[MemoryDesc], blocks: Sequence[torch.Tensor], options: Options) -> None:
         super().__init__(options, PackedForms())
         _check(row)
-        self.rewrite, self.is_like_another_shape = str(row["choices"].get("rewrite")), bool(row["choices"].get("alike"))
+        choices = row.get("choices", {})
+        self.rewrite, self.is_like_another_shape = str(choices.get("rewrite")), bool(choices.get("alike"))
         self.precision, self.was_checked = row["precision"], row["checked"]
         self.formatted = graph_of(row["name"], row["structure"], row["nodes"], descs)
         self._read_report(row["report"])
@@ -161,11 +161,13 @@ def _values(graph: Graph, name: str) -> set[Value]:
 
 
 def _check(row: Any) -> None:
-    if not isinstance(row, dict) or set(row) != set(_KEYS):
+    if not isinstance(row, dict) or set(row) - {"choices"} != set(_KEYS):
         raise PlanError(f"a plan of its document must have the keys {', '.join(_KEYS)}")
     for key, kind in _KEYS.items():
         if not isinstance(row[key], kind):
             raise PlanError(f"{key} of a plan of its document must be {kind.__name__}")
+    if not isinstance(row.get("choices", {}), dict):  # files of before lack it
+        raise PlanError("choices of a plan of its document must be dict")
 
 
 def _form(

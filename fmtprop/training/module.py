@@ -254,6 +254,16 @@ class TrainingModule(nn.Module):
         """Return a copy that shares parameters and buffers, with plans of its own."""
         return TrainingModule(copy.copy(self._original), None, *self._how)
 
+    def save(self, path: Any) -> None:
+        """Refuse to be saved.
+
+        Raises
+        ------
+        ImportModelError
+            Always.
+        """
+        raise self._staying("saved as a plan")
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse to be pickled.
 
@@ -262,8 +272,11 @@ class TrainingModule(nn.Module):
         ImportModelError
             Always.
         """
-        raise ImportModelError(
-            f"{type(self._original).__name__} compiled for training cannot be pickled: its plans are machine code of "
+        raise self._staying("pickled")
+
+    def _staying(self, how: str) -> ImportModelError:
+        return ImportModelError(
+            f"{type(self._original).__name__} compiled for training cannot be {how}: its plans are machine code of "
             "this process. Save its state_dict, or the module that it was compiled from, and compile that again"
         )
 

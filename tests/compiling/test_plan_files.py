@@ -2,6 +2,7 @@
 
 import copy
 import io
+import os
 import pickle
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import fmtprop as fp
 from fmtprop import dnnl
 from fmtprop.errors import PlanError, UnsupportedOpError
 from fmtprop.layout import DataType, MemoryDesc
+from tests.compiling.test_bytes import residual_network
 
 
 class Pair(NamedTuple):
@@ -242,12 +244,77 @@ def test_the_graph_inside_is_the_model(name, tmp_path):
         torch.testing.assert_close(got, expected)
 
 
-def other_version(path):
-    """Return a plan file that another version of this program made."""
+QUANTIZED = {
+    "residual": residual_network,
+    "signed": lambda: residual_network(signed=True),
+    "int8 codes": lambda: lowered(weights="int8"),
+    "int4 codes": lambda: lowered(weights="int4"),
+    "mkldnn": lambda: lowered(target="mkldnn"),
+    **({"bf16": lambda: lowered(dtype="bf16")} if dnnl.supports(DataType.BF16) else {}),
+}
+
+
+def lowered(**options):
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 128)).eval()
+    return fp.compile(module, torch.randn(4, 256), deterministic=True, **options)
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_other_numbers_than_f32_are_planned_again(name, tmp_path):
+    """Bytes of a grid are real numbers in the graph inside; codes stay codes."""
+    made = QUANTIZED[name]()
+    net = made if isinstance(made, fp.CompiledModel) else fp.compile(made, deterministic=True)
+    inputs, path = net.random_inputs(), saved(net, tmp_path)
+    check_same(net, fp.load_plan(path, on_mismatch="error"), inputs)
+    with pytest.warns(RuntimeWarning, match=r"does not fit: fmtprop: 0\.0\.1 in the file"):
+        again = fp.load_plan(other_version(path))
+    assert again.precision == net.precision
+    for got, expected in zip(again.run_flat(inputs), net.run_flat(inputs), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+ELSEWHERE = """
+import sys, torch, fmtprop as fp
+torch.set_num_threads(int(sys.argv[2]))
+torch.manual_seed(0)
+layers = torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 1)
+fp.compile(torch.nn.Sequential(*layers).eval(), torch.ones(1, 3, 16, 16), deterministic=True).save(sys.argv[1])
+"""
+
+
+def test_a_plan_of_another_instruction_set(tmp_path):
+    """One warning that names both; the same results."""
+    here = dnnl.lib().isa
+    path = tmp_path / "elsewhere.fmtplan"
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2" if "AVX2" not in here else "SSE41"}
+    command = [sys.executable, "-c", ELSEWHERE, str(path), str(torch.get_num_threads())]
+    subprocess.run(command, check=True, env=environment)
+    with pytest.raises(PlanError, match=r"does not fit: instruction set: \S+.* in the file, .* here; load it with"):
+        fp.load_plan(path, on_mismatch="error")
+    with pytest.warns(RuntimeWarning, match="does not fit: instruction set: ") as told:
+        again = fp.load_plan(path)
+    assert len(told) == 1
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 1)
+    x = torch.ones(1, 3, 16, 16)
+    torch.testing.assert_close(again(x), torch.nn.Sequential(*layers)(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("key", ["torch", "oneDNN", "CPU caches"])
+def test_what_differs_is_named(key, tmp_path):
+    net = fp.compile(torch.nn.Linear(8, 4), torch.randn(2, 8), deterministic=True)
+    path = other_version(saved(net, tmp_path), key)
+    with pytest.raises(PlanError, match=rf"does not fit: {key}: 0\.0\.1 in the file, .* here; load it with"):
+        fp.load_plan(path, on_mismatch="error")
+
+
+def other_version(path, key="fmtprop"):
+    """Return a plan file that another version of this program, or another machine, made."""
     from fmtprop.planfile.container import Container, mapped, write
 
     container = Container(*mapped(path))
-    container.document["environment"]["fmtprop"] = "0.0.1"
+    container.document["environment"][key] = "0.0.1"
     write(path.with_name("other.fmtplan"), container.document, container.blocks)
     return path.with_name("other.fmtplan")
 
