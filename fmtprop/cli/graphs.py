@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fmtprop.cli.arguments import Dtype, Inputs, Json, Model, Policy, Shapes, Target
-from fmtprop.cli.console import USAGE, emit, failing, keep_stdout
+from fmtprop.cli.console import USAGE, emit, failing, keep_stdout, note
 from fmtprop.cli.named import graph_of
 from fmtprop.errors import FmtpropError
 from fmtprop.system.printable import aligned
@@ -67,9 +67,10 @@ def show(
     shots = snapshots(graph, stage, policy=options.policy, dtype=options.dtype, target=options.target, passes=passes)
     if output is not None and output.suffix.lower() == ".svg":
         write_text(graph_svg(shots[-1].graph, f"{graph.name}, {shots[-1].title}"), output, OURS_SVG)
-        return
-    if output is not None:
+    elif output is not None:
         save(shots[-1].graph, output)
+    if output is not None:
+        note(f"wrote {output}")
         return
     if form == "json":
         data = [

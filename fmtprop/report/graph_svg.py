@@ -12,11 +12,11 @@ from fmtprop.report.sketch import computed, places
 from fmtprop.system.printable import printable
 
 #: size of a box, and the distance between boxes, in pixels
-_WIDTH, _HEIGHT, _STEP_X, _STEP_Y, _MARGIN = 190, 46, 214, 78, 24
+_WIDTH, _HEIGHT, _STEP_X, _STEP_Y, _MARGIN = 230, 46, 254, 78, 24
 _HEADING = 28
 
 #: characters of 12 px that fit into a box
-_CHARACTERS = 27
+_CHARACTERS = 30
 
 _STYLE = """
 .fmtprop { background: #fff; font: 12px system-ui, sans-serif }

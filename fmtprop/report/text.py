@@ -107,17 +107,17 @@ def certificate_text(report: Report) -> str:
             f"policy {report.policy}: kept is the plan {c.plan!r}, which costs {_time(c.objective)}"
             f" ({report.costs}), lower bound "
             f"{_time(c.bound)} ({c.proof} among {c.alternatives} alternatives, in {_time(c.seconds)}); "
-            f"{_time(c.fallback)} of it in PyTorch's operators; {usual}"
+            f"{f'{_time(c.fallback)} of it in steps without optimized code; ' if c.fallback else ''}{usual}"
         )
-        if c.run:
-            again = "; the plan was found again by costs that a run had corrected" if c.corrected else ""
-            lines.append(f"costs over a run while compiling: {c.objective / c.run:.2f} (the run {_time(c.run)}){again}")
+        again = "; the plan was found again by costs that a run had corrected" if c.corrected else ""
+        if report.seconds:
+            lines.append(f"costs over the run: {c.objective / report.seconds:.2f}{again}")
         lines.append(f"rounding error to be expected of this choice: {c.growth:.1f} times that of direct convolutions")
     if (t := report.tuning) is not None:
         lines.append(f"costs: {t.measured} measured, {t.cached} from the cache, {t.modelled} from the model")
-    if (run := report.race) is not None:
+    if (run := report.race) is not None and len(run.names) > 1:
         times = "; ".join(f"{name}: {_time(s)}" for name, s in zip(run.names, run.seconds, strict=True))
-        lines.append(f"run in turns, {times}; kept: {run.names[run.winner]}")
+        lines.append(f"test run in turns while compiling, {times}; kept: {run.names[run.winner]}")
     lines += [f"left out, since it failed: {name} ({printable(why)})" for name, why in report.dropped.items()]
     lines += [f"left out, since the time for compiling ended: {name} ({why})" for name, why in report.left_out.items()]
     return "\n".join(lines)

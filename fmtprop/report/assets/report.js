@@ -191,7 +191,7 @@
     { key: "seconds", title: "time", number: true, text: (row) => milliseconds(row.seconds) },
     { key: "share", title: "share", number: true, text: (row) => percent(row.share) },
     { key: "verdict", title: "verdict", value: (row) => row.counterfactual.verdict },
-    { key: "difference", title: "without it", number: true, value: (row) => row.counterfactual.difference_seconds ?? Infinity, text: (row) => by(row.counterfactual.difference_seconds, row.counterfactual.costs) },
+    { key: "difference", title: "without it", number: true, value: (row) => row.counterfactual.difference_seconds ?? Infinity, text: (row) => signed(row.counterfactual.difference_seconds) },
     { key: "formats", title: "formats", format: true, value: (row) => row.src + " → " + row.dst },
     { key: "edge", title: "edge", value: (row) => row.producer + " → " + row.readers.join(", ") },
     { key: "origin", title: "module" },
@@ -202,7 +202,7 @@
     { key: "bytes_per_second", title: "GB/s", number: true, text: (row) => (row.bytes_per_second / 1e9).toFixed(1) },
   ];
   const valueOf = (column, row) => (column.value ? column.value(row) : row[column.key]);
-  const by = (s, costs) => (s === null ? "" : (s > 0 ? "+" : "−") + milliseconds(Math.abs(s)) + " " + costs);
+  const signed = (s) => (s === null ? "" : (s > 0 ? "+" : "−") + milliseconds(Math.abs(s)));
 
   function ledger(report) {
     const wanted = byId("search").value.toLowerCase();
@@ -217,7 +217,8 @@
     const heads = COLUMNS.map((one) => {
       const sorted = one.key === order.key;
       const th = element("th", null, { scope: "col", class: one.number ? "number" : "", "aria-sort": sorted ? (order.down ? "descending" : "ascending") : "none" });
-      const button = element("button", one.title + (sorted ? (order.down ? " ▾" : " ▴") : ""), { type: "button" });
+      const title = one.key === "difference" ? one.title + ", " + report.costs : one.title;
+      const button = element("button", title + (sorted ? (order.down ? " ▾" : " ▴") : ""), { type: "button" });
       button.addEventListener("click", () => {
         order = { key: one.key, down: sorted ? !order.down : Boolean(one.number) };
         ledger(report);
@@ -248,7 +249,7 @@
     const row = report.reorders.find((one) => one.name === chosen);
     if (!row) return fill(byId("detail"));
     const c = row.counterfactual;
-    const differs = (s, error) => by(s, "a run, " + c.costs) + " (± " + milliseconds(error) + ")";
+    const differs = (s, error) => signed(s) + " a run, " + c.costs + " (± " + milliseconds(error) + ")";
     const told = {
       forced: "No plan of these nodes does without it: " + c.why + ".",
       pays: "The cheapest plan without it: " + differs(c.extra_seconds, c.error_seconds) + ".",
