@@ -58,6 +58,17 @@ def test_results_are_those_of_the_decoded_weights(policy, dims, weights):
     assert ops(net).count("decode_nbits") == 2 * many and ops(net).count("matmul_nbits") == 2 * (not many)
 
 
+@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_a_narrow_type_has_codes(dtype, rows):
+    module, x = block().to(dtype), torch.randn(rows, 128).to(dtype)
+    expected = with_decoded_weights(block().to(dtype).float(), 4)(x.float())
+    net = fp.compile(module, (x,), weights="int4", **OPTIONS)
+    assert ops(net).count("decode_nbits" if rows > 16 else "matmul_nbits") == 2
+    result = net(x)
+    assert result.dtype is dtype and (result - expected).abs().max() <= 0.03 * expected.abs().max()
+
+
 def test_small_and_infinite_matrices_stay():
     module = block()
     module.up.weight.data[3, 5] = torch.inf

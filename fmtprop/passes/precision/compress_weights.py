@@ -45,8 +45,8 @@ class CompressWeights(NodePass):
 
     Notes
     -----
-    Requires a normal graph in f32. Ensures that no product of rows with a large finite matrix reads it in f32, if its
-    rows are whole groups.
+    Requires a normal graph. Ensures that no product of rows with a large finite matrix reads it as floating numbers, if
+    its rows are whole groups.
     """
 
     name: ClassVar[str] = "compress-weights"
@@ -59,7 +59,7 @@ class CompressWeights(NodePass):
             return
         read, outputs, depth = found
         group = next((size for size in _GROUPS if depth % size == 0), None)
-        if group is None or outputs * depth < LEAST_SIZE or not bool(torch.isfinite(read().sum())):
+        if group is None or outputs * depth < LEAST_SIZE or not bool(torch.isfinite(read().float().sum())):
             return
 
         def coded(index: int, type_: TensorType, strides: tuple[int, ...]) -> Value:
@@ -98,9 +98,9 @@ def _rows_of(graph: Graph, node: Node) -> tuple[Callable[[], torch.Tensor], int,
     weights, bias = inputs["weights"], inputs.get("bias")
     type_, dst = graph.type_of(weights), node.results[0]
     by_columns = isinstance(node.attrs, MatMul)
-    if not is_constant(graph, weights) or type_.dtype is not DataType.F32 or (by_columns and type_.ndim != 2):
+    if not is_constant(graph, weights) or not type_.dtype.is_floating or (by_columns and type_.ndim != 2):
         return None
-    if graph.type_of(inputs["src"]).dtype is not DataType.F32 or dst.size == 0:
+    if graph.type_of(inputs["src"]).dtype is DataType.F64 or dst.size == 0:
         return None
     outputs = type_.dims[1] if by_columns else type_.dims[0]
     if bias is not None and graph.type_of(bias).size != outputs:
