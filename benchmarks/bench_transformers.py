@@ -3,7 +3,8 @@
 ``python -m benchmarks.bench_transformers gpt2-step1024 --dtype f32 bf16`` gives every case and contender a process, and
 compares outputs with PyTorch's f32 before anything is timed. Contenders take turns (:mod:`fmtprop.bench.processes`).
 A one-token step takes its keys and values as inputs and returns logits. Its share of the memory bandwidth is that of
-its weights, keys and values, each read once; PyTorch's sum of a large tensor tells the bandwidth.
+its weights, keys and values, each read once; PyTorch's sum of a large tensor tells the bandwidth. In int8 and int4,
+products have codes as weights, and all contenders' weights are the numbers that these codes stand for.
 
 The targets: at most 0.9 of the best other's time in geometric mean, none above 1.0; steps at 85 % of the bandwidth. A
 missed target does not change the exit code, which is 1 where outputs are wrong or a contender failed.
@@ -31,6 +32,8 @@ from fmtprop.bench import Benchmark
 from fmtprop.bench.contenders import REFERENCE as OURS
 from fmtprop.bench.contenders import contender, race
 from fmtprop.errors import FmtpropError
+from fmtprop.ops.matmul_nbits import MatMulNBits, decoded, encoded
+from fmtprop.passes.precision.compress_weights import BITS
 from fmtprop.runtime.process import use_threads
 
 __all__ = ["CASES", "Case", "main"]
@@ -39,13 +42,23 @@ __all__ = ["CASES", "Case", "main"]
 CONTENDERS = {
     "f32": ("torch", "inductor", "openvino", "onnxruntime"),
     "bf16": ("torch-bf16", "inductor-bf16", "openvino-bf16"),
+    "int8": ("torch", "openvino"),
+    "int4": ("torch", "openvino"),
 }
 TARGET, BANDWIDTH_TARGET = 0.9, 0.85
 
 #: bytes of a tensor that no cache holds, and how often it is read
 _LARGE_NBYTES, _SUMS = 256 << 20, 20
 
+#: neighbours that share a scale, as of the pass that makes codes; the model of which all steps are asked for
+GROUP, LARGE = 128, "llama1b"
+
 _GPT2 = {"n_positions": 2048}
+#: 1.1 billion parameters
+_LARGE_LLAMA = {
+    "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+}  # fmt: skip
 _LLAMA = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
 
 
@@ -109,6 +122,17 @@ class Case:
         config = getattr(transformers, self.config)(**self.settings)
         return Network(getattr(transformers, self.model)(config), bool(self.cached)).eval().requires_grad_(False)
 
+    def rounded(self, bits: int) -> nn.Module:
+        """Return the network with the weights of products rounded to codes."""
+        module = self.module()
+        for one in module.modules():
+            if isinstance(one, nn.Linear) or type(one).__name__ == "Conv1D":  # of transformers: [depth, outputs]
+                matrix = one.weight if isinstance(one, nn.Linear) else one.weight.t()
+                codes, scales = encoded(matrix, bits, GROUP)
+                tensors = {"weights": codes.contiguous(), "scales": scales}
+                matrix.copy_(decoded(MatMulNBits(bits, GROUP), tensors, matrix.shape[1]))
+        return module
+
     def inputs(self, module: nn.Module) -> tuple[torch.Tensor, ...]:
         """Return seeded inputs."""
         generator = torch.Generator().manual_seed(0)
@@ -117,7 +141,7 @@ class Case:
         config = module.body.config
         first = torch.randint(config.vocab_size, (self.batch, self.tokens), generator=generator)
         heads = config.num_attention_heads
-        pair = (self.batch, heads, self.cached, config.hidden_size // heads)
+        pair = (self.batch, getattr(config, "num_key_value_heads", heads), self.cached, config.hidden_size // heads)
         count = 2 * config.num_hidden_layers if self.cached else 0
         return (first, *(torch.randn(pair, generator=generator) for _ in range(count)))
 
@@ -130,8 +154,13 @@ def read_nbytes(module: nn.Module, inputs: Sequence[torch.Tensor], dtype: str) -
     embedded = {part.weight for part in module.modules() if isinstance(part, nn.Embedding)}
     output = module.body.get_output_embeddings()
     weights = {*module.parameters()} - (embedded - {output.weight})
-    read = sum(one.numel() for one in weights) * (4 if dtype == "f32" else 2)
-    return read + sum(one.nbytes for one in inputs[1:])
+    cache = sum(one.nbytes for one in inputs[1:])
+    if dtype in BITS:
+        codes = sum(one.numel() for one in weights if one.ndim == 2)
+        return (
+            cache + codes * BITS[dtype] // 8 + codes // GROUP * 4 + sum(one.nbytes for one in weights if one.ndim < 2)
+        )
+    return cache + sum(one.numel() for one in weights) * (4 if dtype == "f32" else 2)
 
 
 def _cases() -> dict[str, Case]:
@@ -141,7 +170,8 @@ def _cases() -> dict[str, Case]:
     cases["vit"] = Case("ViTForImageClassification", "ViTConfig", {"num_labels": 1000})
     cases["swin"] = Case("SwinForImageClassification", "SwinConfig", {"num_labels": 1000})
     cases["gpt2-prefill128"] = Case(*gpt2, 1, 128)
-    for name, model in (("gpt2", gpt2), ("llama", llama)):
+    large = ("LlamaForCausalLM", "LlamaConfig", _LARGE_LLAMA)
+    for name, model in (("gpt2", gpt2), ("llama", llama), (LARGE, large)):
         for cached in (128, 1024):
             cases[f"{name}-step{cached}"] = Case(*model, 1, 1, cached)
     return cases
@@ -149,6 +179,8 @@ def _cases() -> dict[str, Case]:
 
 #: name -> case
 CASES = _cases()
+#: the large model takes minutes
+_DEFAULT = [name for name in CASES if not name.startswith(LARGE)]
 
 
 def read_bytes_per_second() -> float:
@@ -169,6 +201,7 @@ class Result:
     dtype: str
     benchmark: Benchmark
     nbytes: int = 0
+    batch: int = 1
 
     @property
     def ratio(self) -> float | None:
@@ -181,12 +214,14 @@ class Result:
 def measure(name: str, dtype: str, options: argparse.Namespace) -> Result:
     """Race the contenders of a case."""
     case = CASES[name]
-    module = case.module()
+    bits = BITS.get(dtype)
+    make = case.module if bits is None else partial(case.rounded, bits)
+    module = make()
     inputs = case.inputs(module)
     nbytes = read_nbytes(module, inputs, dtype) if case.cached else 0
     graph = from_torch(module, inputs)
     del module
-    how = Options(dtype=dtype, tune=options.tune)
+    how = Options(tune=options.tune, **({"dtype": dtype} if bits is None else {"weights": dtype}))
     others = [one for one in options.vs or CONTENDERS[dtype] if one.endswith("bf16") == (dtype == "bf16")]
     benchmark = race(
         graph,
@@ -195,10 +230,10 @@ def measure(name: str, dtype: str, options: argparse.Namespace) -> Result:
         rounds=options.rounds,
         repeats=options.repeats,
         inputs=inputs,
-        module=case.module,
+        module=make,
         progress=partial(tell_turns, f"{name}, {dtype}"),
     )
-    return Result(name, dtype, benchmark, nbytes)
+    return Result(name, dtype, benchmark, nbytes, case.batch)
 
 
 def render(results: Sequence[Result], bandwidth: Callable[[], float]) -> str:
@@ -208,13 +243,18 @@ def render(results: Sequence[Result], bandwidth: Callable[[], float]) -> str:
         for entry in result.benchmark.entries:
             if entry.latency is None:
                 continue
-            share = result.nbytes / (entry.latency.median / 1e3) / bandwidth() if result.nbytes else 0.0
-            shares += [share] if share and entry.name == OURS else []
+            steps = 1e3 / entry.latency.median
+            share = result.nbytes * steps / bandwidth() if result.nbytes and entry.name == OURS else 0.0
+            shares += [share] if share else []
+            of_step = [f"{result.batch * steps:.1f}"] if result.nbytes else [""]
+            if share:
+                of_step += f"{result.nbytes / 1e6:.0f}", f"{result.nbytes * steps / 1e9:.1f}", f"{share:.0%}"
             speedup = "" if entry.speedup is None else f"{1 / entry.speedup.median:.2f}"
             figures = f"{entry.latency.median:.2f}", speedup, f"{entry.agreement.error:.1e}"
-            rows.append([f"{result.name}, {result.dtype}", entry.name, *figures, f"{share:.0%}" if share else ""])
+            named = f"{result.name}, {result.dtype}", entry.name
+            rows.append([*named, *figures, *of_step, *[""] * (4 - len(of_step))])
         failures += [f"{result.name}, {result.dtype}: {text}" for text in result.benchmark.failures]
-    columns = ["case", "contender", "ms", "its time", "error", "of bandwidth"]
+    columns = ["case", "contender", "ms", "its time", "error", "tokens/s", "MB read", "GB/s", "of the best"]
     lines = [table("one run; its time is relative to fmtprop's", columns, rows)]
     ratios = {f"{one.name}, {one.dtype}": ratio for one in results if (ratio := one.ratio) is not None}
     if ratios:
@@ -243,10 +283,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks.bench_transformers", description=(__doc__ or "").splitlines()[0]
     )
     # not choices: argparse would look for the whole default among them
-    parser.add_argument("cases", nargs="*", type=_name, default=list(CASES), metavar="CASE")
+    parser.add_argument("cases", nargs="*", type=_name, default=_DEFAULT, metavar="CASE")
     precisions = ["f32", "bf16"] if dnnl.supports("bf16") else ["f32"]
     parser.add_argument(
-        "--dtype", nargs="+", default=precisions, choices=("f32", "bf16"), help="default: those that this CPU has"
+        "--dtype",
+        nargs="+",
+        default=precisions,
+        choices=tuple(CONTENDERS),
+        help="default: the floating ones that this CPU has",
     )
     parser.add_argument("--vs", nargs="+", metavar="NAME", help="those of the precision run (default: all)")
     parser.add_argument("--threads", type=int, default=2, help="threads of every contender (default: 2)")

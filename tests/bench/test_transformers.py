@@ -35,6 +35,18 @@ def test_a_step_reads_all_weights_but_the_embedding():
     assert read_nbytes(module, inputs, "bf16") == 2 * weights + 4 * cached
 
 
+@pytest.mark.parametrize(("bits", "name"), [(4, "int4"), (8, "int8")])
+def test_codes_of_a_step_are_rounded_once(bits, name):
+    pytest.importorskip("transformers")
+    case = replace(CASES["llama-step128"], settings={**SMALL, "hidden_size": 128, "intermediate_size": 256}, cached=5)
+    module = case.rounded(bits)
+    for before, after in zip(case.module().parameters(), module.parameters(), strict=True):
+        assert (before - after).abs().max() <= 0.01
+    weights, scales = 2 * (4 * 128 * 128 + 3 * 128 * 256) + 50 * 128, 5 * 128 * 4
+    cached = 2 * 2 * 5 * 128 * 4
+    assert read_nbytes(module, case.inputs(module), name) == weights * bits // 8 + weights // 32 + scales + cached
+
+
 def test_verdicts_are_about_the_best_other_and_the_bandwidth():
     agreed = Agreement(True, 1e-6, 1e-3)
     times = {"fmtprop": 10.0, "torch": 15.0, "inductor": 8.0}
@@ -44,11 +56,12 @@ def test_verdicts_are_about_the_best_other_and_the_bandwidth():
     result = Result("gpt2-step128", "f32", Benchmark("fmtprop", 1, 1, 0, entries, Environment("", (), 4, 2, {})), 10**8)
     assert result.ratio == pytest.approx(1.25)
     text = bench_transformers.render([result], lambda: 2e10)
+    assert "100.0" in text and "10.0" in text  # tokens and GB a second
     assert "none above 1.0: MISSED, 1.25" in text and "85% of 20.0 GB/s in steps: MISSED, 50%" in text
 
 
-def test_without_arguments_all_cases_are_measured(capsys):
-    assert bench_transformers.parse([]).cases == list(CASES)
+def test_without_arguments_all_but_the_large_model_are_measured(capsys):
+    assert bench_transformers.parse([]).cases == [name for name in CASES if not name.startswith("llama1b")]
     with pytest.raises(SystemExit):
         bench_transformers.parse(["lenet"])
     assert "no case 'lenet'; there are bert-1x32" in capsys.readouterr().err
