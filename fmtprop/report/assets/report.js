@@ -100,13 +100,14 @@
     fill(byId("failures"), ...DATA.failures.map((text) => element("p", text)));
     fill(byId("sentences"), ...report.verdict.concat(report.warnings).map((text) => element("li", text)));
     const reordering = report.reorders.reduce((sum, row) => sum + row.seconds, 0);
-    const wasted = report.reorders.filter((row) => row.counterfactual.verdict === "avoidable").length;
+    const verdicts = report.reorders.map((row) => row.counterfactual.verdict);
+    const [wasted, unasked] = ["avoidable", "not solved"].map((name) => verdicts.filter((one) => one === name).length);
     const figures = [
       ["a run", milliseconds(report.seconds)],
       ["steps", report.steps.length],
       ["reorders", report.reorders.length],
       ["in reorders", milliseconds(reordering)],
-      ["avoidable, " + report.costs, wasted],
+      ["avoidable, " + report.costs, wasted + (unasked ? " of " + (verdicts.length - unasked) + " asked" : "")],
       ["packed once", report.packed.length],
       ["arena", bytes(report.memory.arena)],
       ["policy", report.policy + ", " + report.precision],
