@@ -43,6 +43,8 @@ def regrouped(desc: MemoryDesc, grouping: Grouping) -> MemoryDesc:
     MemoryDesc((40, 8), 'f32', tag='ab')
     """
     axes = _axes(grouping)
+    if axes == tuple(range(desc.ndim)) and len(grouping) == desc.ndim:
+        return desc  # of any kind
     return desc.transpose(axes).reshape(prod(desc.dims[axis] for axis in group) for group in grouping)
 
 
@@ -53,7 +55,7 @@ def restored(desc: MemoryDesc, grouping: Grouping, dims: tuple[int, ...]) -> Mem
     Raises
     ------
     FormatError
-        The format cannot express it: a joined axis is blocked; the kind is opaque.
+        The format cannot express it: a joined axis is blocked; the kind is opaque, and the axes are others.
 
     Examples
     --------
@@ -61,6 +63,8 @@ def restored(desc: MemoryDesc, grouping: Grouping, dims: tuple[int, ...]) -> Mem
     MemoryDesc((2, 8, 4, 5), 'f32', tag='acdb')
     """
     axes = _axes(grouping)
+    if axes == tuple(range(desc.ndim)) and desc.dims == dims:
+        return desc
     return desc.reshape(dims[axis] for axis in axes).permute_axes(axes)
 
 

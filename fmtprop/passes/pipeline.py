@@ -27,6 +27,7 @@ from fmtprop.passes.rewrites.recognise_lrn import RecogniseLrn
 from fmtprop.passes.rewrites.recognise_rms_norm import RecogniseRmsNorm
 from fmtprop.passes.rewrites.recognise_rotary import RecogniseRotary
 from fmtprop.passes.rewrites.remove_identities import RemoveIdentities
+from fmtprop.passes.precision.shifted_rows import ShiftedRows
 from fmtprop.passes.training.batch_statistics import ReadVariance
 from fmtprop.passes.training.join_additions import JoinAdditions
 from fmtprop.passes.training.join_gradients import JoinGradients
@@ -59,6 +60,8 @@ NORMALISE: tuple[Pass, ...] = (
     BeforeConcat(),
     FoldBatchNorm(),
     AbsorbFlatten(),
+    # after weights are folded; before fusion
+    ShiftedRows(),
     # after normalizations are folded into the channels; before DelayReshapes, which moves the activation
     DeconvolvePixels(),
     # before FewRows, which takes the products of attention apart

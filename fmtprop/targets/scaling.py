@@ -251,7 +251,7 @@ def _of_products(node: Node, stored: Stored, grids: Mapping[str, Grid]) -> Scali
     mask = 0
     if weights.varies:
         ndim = len(node.results[0].dims)
-        outputs = (0, 1) if len(shape) > ndim else (len(shape) - 1,) if linear.by_columns else (0,)
+        outputs = (len(shape) - 1,) if linear.by_columns else (0, 1) if linear.windowed and len(shape) > ndim else (0,)
         if not set(weights.axes) <= set(outputs) or prod(shape) != prod(shape[axis] for axis in outputs):
             raise UnsupportedOpError(f"{node.label}: scales of weights vary along axes {weights.axes}, not {outputs}")
         mask = sum(1 << axis for axis in outputs)

@@ -120,6 +120,23 @@ def test_every_product_of_bytes_is_exact(op, attrs, dims, axes, src):
 
 
 @needs_vnni
+def test_an_inner_product_of_images_has_a_scale_for_each_output():
+    types = {"src": TensorType((1, 64, 1, 1)), "weights": TensorType((24, 64, 1, 1)), "bias": TensorType((24,))}
+    node = node_of("inner_product", InnerProduct(), types, ROUNDED)
+    node = node.with_(grids={"src": U8, "weights": weights_grid((24, 64, 1, 1)), "dst": RESULT.grid})
+    found = {formatted.choice.impl: check_node(formatted) for formatted in ways(node, types)}
+    assert found and set(found.values()) == {None}, found
+
+
+@needs_vnni
+def test_rows_with_a_zero_point_have_packed_weights():
+    types = {"src": TensorType((128, 256)), "weights": TensorType((256, 192)), "bias": TensorType((1, 192))}
+    node = node_of("matmul", MatMul(), types, ROUNDED)
+    node = node.with_(grids={"src": SHIFTED, "weights": weights_grid((256, 192), (1,)), "dst": RESULT.grid})
+    assert any(one.choice.operands["weights"].kind == "opaque" for one in ways(node, types))
+
+
+@needs_vnni
 @pytest.mark.parametrize("src", [U8, SHIFTED], ids=["u8", "shifted"])
 def test_a_regrouped_product_with_an_operand_keeps_its_scales(src):
     types = {"src": TensorType((1, 40, 64)), "weights": TensorType((64, 96)), "post_op_1": TensorType((1, 1, 96))}

@@ -1,0 +1,54 @@
+"""Inner products of rows whose zero is not the byte 0 become matrix products, which oneDNN has for such rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node
+from fmtprop.ops.inner_product import InnerProduct
+from fmtprop.ops.matmul import MatMul
+from fmtprop.passes.editing import bypass, insert, is_constant, viewed_constant
+from fmtprop.passes.precision.mark_grids import grids_of
+
+
+@dataclass(frozen=True)
+class ShiftedRows:
+    """Make a matrix product of each inner product in bytes of which the source's zero is not the byte 0.
+
+    oneDNN's inner product takes no zero points. A matrix product takes them, and its weights are packed with the sums
+    that belong to them.
+
+    Notes
+    -----
+    Requires folded constants, and no post-ops. Sources of more than two axes stay: their formats are free.
+    """
+
+    name: ClassVar[str] = "shifted-rows"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the rewritten graph."""
+        found = grids_of(graph)
+        if not found:
+            return graph
+        graph = graph.copy()
+        for node in graph.nodes():
+            if isinstance(node.attrs, InnerProduct):
+                inputs = graph.inputs(node.name)
+                src, weights = found.get(inputs["src"]), found.get(inputs["weights"])
+                if src is not None and weights is not None and src.zero and graph.type_of(inputs["src"]).ndim == 2:
+                    _rewrite(graph, node)
+        graph.remove_dead()
+        return graph
+
+
+def _rewrite(graph: Graph, node: Node) -> None:
+    inputs = dict(graph.inputs(node.name))
+    if not all(is_constant(graph, inputs[name]) for name in ("weights", "bias") if name in inputs):
+        return
+    views = {"weights": lambda tensor: tensor.t(), "bias": lambda tensor: tensor.reshape(1, -1)}
+    for name in views.keys() & inputs.keys():
+        origin = graph.node(inputs[name].node).origin
+        inputs[name] = viewed_constant(graph, inputs[name], views[name], node, origin)
+    bypass(graph, node, [insert(graph, node, MatMul(), **inputs)])
