@@ -5,7 +5,7 @@ sources in u8 or, with ``--signed``, s8), or takes a given ``.onnx`` file. Outpu
 ONNX Runtime without its optimiser. A quantized network amplifies a rounding that differs by a step, so the error that counts is that
 of all numbers together, and ONNX Runtime's own optimiser has one, too: at most twice its error, or 2 %.
 
-``fmtprop-f32`` is the same file with all nodes kept in f32 (``keep_float="*"``).
+``fmtprop-f32`` is the same file with all nodes kept in f32 (``keep_float=["*"]``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -143,11 +143,9 @@ def _race(path: Path, inputs: list[torch.Tensor], given: argparse.Namespace) -> 
     expected = _expected(path, inputs, optimised=False)
     limit = max(_ERROR, _TIMES_ITS_ERROR * _error(_expected(path, inputs, optimised=True), expected))
     ours = Options(dtype=given.dtype, tune=given.tune)
-    options = {name: ours for name in given.entrants if name != FLOAT}
+    options = {name: replace(ours, keep_float=["*"]) if name == FLOAT else ours for name in given.entrants}
     common = (path, inputs, expected)
-    prepares = {
-        name: partial(_within, given.threads, name, *common, limit, one) for name, one in options.items()
-    }
+    prepares = {name: partial(_within, given.threads, name, *common, limit, one) for name, one in options.items()}
     return interleave_processes(
         prepares,
         reference=OURS,
@@ -163,7 +161,11 @@ def _rows(benchmark: Benchmark) -> list[list[str]]:
     rows, ours = [], benchmark[OURS].latency
     for entry in benchmark.entries:
         at = entry.latency
-        times = [] if at is None or ours is None else [f"{at.median:.2f}", f"{at.low:.2f} – {at.high:.2f}", f"{ours.median / at.median:.2f}"]
+        times = (
+            []
+            if at is None or ours is None
+            else [f"{at.median:.2f}", f"{at.low:.2f} – {at.high:.2f}", f"{ours.median / at.median:.2f}"]
+        )
         rows.append([entry.name, *(times or ["", "", ""]), f"{entry.agreement.error:.1e}", entry.agreement.message])
     return rows
 

@@ -74,6 +74,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     deterministic: bool = False,
     special_values: str | None = None,
     weights: str | None = None,
+    keep_float: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
     release_weights: bool = False,
     training: bool = False,
@@ -147,6 +148,9 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         (64 or 32 where a row is no multiple) share a scale. A step of a language model takes the time of reading its
         weights, so it is faster by the bytes that are saved. Products of up to 16 rows decode in registers; for more
         rows, one matrix after another is decoded in each run.
+    keep_float : sequence of str
+        Nodes of a quantized model that compute in floats: names or origins as ``fmtprop show`` and the report print
+        them, with ``*`` for any text; ``["*"]`` for all. ``net.compare`` shows which nodes lose most.
     progress : callable, optional
         Called with steps done and steps in all while costs are measured.
     release_weights : bool
@@ -219,6 +223,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         progress=progress,
         memory=memory,
         weights=weights,
+        keep_float=keep_float,
     )
     if training:
         if weights is not None:

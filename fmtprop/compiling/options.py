@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fmtprop.errors import OptionError, ShapeError
@@ -93,6 +93,8 @@ class Options:
         See :func:`fmtprop.compile`.
     weights : {None, "int8", "int4"}
         See :func:`fmtprop.compile`.
+    keep_float : sequence of str
+        See :func:`fmtprop.compile`.
     tune_budget : float, optional
     confirm, winograd, deterministic : bool
         See :func:`fmtprop.compile`.
@@ -116,6 +118,7 @@ class Options:
     memory: str = "save"
     deterministic: bool = False
     weights: str | None = None
+    keep_float: Sequence[str] = ()
     progress: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
     stage: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
 
@@ -133,6 +136,9 @@ class Options:
             if not isinstance(formats, Mapping) or not all(isinstance(key, str) for key in formats):
                 raise _wrong(name, "map names to formats", formats)
             object.__setattr__(self, name, dict(formats))  # the caller may change its own
+        if isinstance(self.keep_float, str) or not all(isinstance(name, str) for name in self.keep_float):
+            raise _wrong("keep_float", "be a list of names of nodes", self.keep_float)
+        object.__setattr__(self, "keep_float", tuple(self.keep_float))
         if self.progress is not None and not callable(self.progress):
             raise _wrong("progress", "be callable with two numbers", self.progress)
         for name, desc in self.boundary.items():

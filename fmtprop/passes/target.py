@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from fmtprop.ir.node import Choice, Node
@@ -113,6 +114,8 @@ class Setting:
         Whether several nodes may run in place of one.
     in_bytes : bool
         Whether the target computes with bytes that stand for real numbers.
+    keep_float : tuple of str
+        Patterns of names (or origins) of nodes that compute with real numbers nevertheless.
     """
 
     target: Target
@@ -122,6 +125,16 @@ class Setting:
     competing: bool = True
     expanding: bool = True
     in_bytes: bool = False
+    keep_float: tuple[str, ...] = ()
+
+    def allows_bytes(self, node: Node) -> bool:
+        """Return whether a node may read and write bytes of grids."""
+        return self.in_bytes and bool(node.grids) and not is_named(node, self.keep_float)
+
+
+def is_named(node: Node, patterns: Iterable[str]) -> bool:
+    """Return whether one of the patterns, as in file names, is of a node's name or origin."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in (node.name, node.origin))
 
 
 def can_be_read(desc: MemoryDesc, *targets: Target) -> bool:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fmtprop as fp
+from fmtprop.errors import OptionError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.tensors import tensor_type
 from fmtprop.ir.types import TensorType
@@ -89,3 +90,40 @@ def test_a_plan_says_what_it_stores_as_bytes():
             assert desc.dtype is type_.dtype
         if str(node.results[0].dtype if node.results else "") in ("u8", "s8") and node.name in formatted.dependents():
             assert "dst" in node.grids, node.label
+
+
+# ---------------------------------------------------------------- nodes that stay in floats
+
+
+def stored_types(net):
+    return {
+        node.name: {str(desc.dtype) for desc in node.descs} for node in net.graph.nodes() if node.op == "convolution"
+    }
+
+
+def test_named_nodes_stay_in_floats():
+    graph, options = residual_network(), {"policy": "propagate"}
+    free = fp.compile(graph, **options)
+    assert any("u8" in types for types in stored_types(free).values())
+    for policy in ("optimal", "propagate"):
+        none = fp.compile(graph, keep_float=["*"], policy=policy, confirm=False)
+        assert {str(desc.dtype) for node in none.graph.nodes() for desc in node.descs} == {"f32"}
+    name = next(name for name, types in stored_types(free).items() if "u8" in types)
+    one = fp.compile(graph, keep_float=[name], **options)
+    read = next(node for node in one.graph.nodes() if node.name == name).choice.operands
+    assert {str(read[operand].dtype) for operand in ("src", "weights")} == {"f32"}
+    x = torch.randn(1, 3, 18, 18, generator=torch.Generator().manual_seed(1))
+    assert (one(x) - free(x)).abs().max() <= 2 * STEP
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["nothing_like_it"], "keep_float has 'nothing_like_it', but no quantized node of quantized has such a name"),
+        ("conv_1", "must be a list of names of nodes"),
+        ([3], "must be a list of names of nodes"),
+    ],
+)
+def test_a_wrong_name_is_an_error(names, message):
+    with pytest.raises(OptionError, match=message):
+        fp.compile(residual_network(), keep_float=names)

@@ -211,7 +211,7 @@ class Assignment:
 
     def _decide_bytes(self, node: Node, given: Mapping[str, MemoryDesc]) -> tuple[Candidate, str] | None:
         """Return the first way to run a node on bytes of the tensors' grids; None without an optimized one."""
-        if not node.grids or not self.setting.in_bytes:
+        if not self.setting.allows_bytes(node):
             return None
         question = Question(node, opdef(node.op), given, self.setting.target.reorder_cost)
         for option in self.policy(question):

@@ -134,7 +134,8 @@ class _Enumerator:
 
     def _kind(self, node: Node, inputs: Mapping[str, Value]) -> tuple[object, ...]:
         """Return all that a node's ways depend on."""
-        own = node.name if node.is_boundary or self._pins_of(node) else ""
+        is_kept = bool(node.grids) and not self.setting.allows_bytes(node)
+        own = node.name if node.is_boundary or self._pins_of(node) or is_kept else ""
         tail = tuple((post_op.op, post_op.attrs, post_op.operands) for post_op in node.post_ops)
         formats = (self.found.formats.get(value) for value in inputs.values())
         read = tuple(None if some is None else tuple(some) for some in formats)
@@ -267,7 +268,7 @@ class _Enumerator:
             return
         real = {tuple(one.values()): one for one in (in_reals(node, request) for request in requests)}
         yield from real.values()
-        if self.setting.in_bytes:
+        if self.setting.allows_bytes(node):
             stored = (one for request in real.values() for one in in_bytes(node, request))
             yield from {tuple(one.values()): one for one in stored if not any(map(_is_blocked, one.values()))}.values()
 
