@@ -1,11 +1,10 @@
 """Quantized ONNX files: fmtprop, its own f32 on the same file, ONNX Runtime and OpenVINO, a process each, in turns.
 
-``python -m benchmarks.bench_int8 resnet50 bert_base`` makes a file of each network by ONNX Runtime's static quantizer (per channel,
-sources in u8 or, with ``--signed``, s8), or takes a given ``.onnx`` file. Outputs are compared first with the file's meaning:
-ONNX Runtime without its optimiser. A quantized network amplifies a rounding that differs by a step, so the error that counts is that
-of all numbers together, and ONNX Runtime's own optimiser has one, too: at most twice its error, or 2 %.
-
-``fmtprop-f32`` is the same file with all nodes kept in f32 (``keep_float=["*"]``).
+``python -m benchmarks.bench_int8 resnet50 bert_base`` makes a file of each network by ONNX Runtime's static quantizer
+(per channel, sources in u8 or, with ``--signed``, s8), or takes a given ``.onnx`` file. Outputs are compared first with
+the file's meaning: ONNX Runtime without its optimiser. A quantized network amplifies a rounding that differs by a step,
+so the error that counts is that of all numbers together, and ONNX Runtime's own optimiser has one, too: at most twice
+its error, or 2 %. ``fmtprop-f32`` is the same file with all nodes kept in f32 (``keep_float=["*"]``).
 """
 
 from __future__ import annotations
@@ -160,13 +159,10 @@ def _race(path: Path, inputs: list[torch.Tensor], given: argparse.Namespace) -> 
 def _rows(benchmark: Benchmark) -> list[list[str]]:
     rows, ours = [], benchmark[OURS].latency
     for entry in benchmark.entries:
-        at = entry.latency
-        times = (
-            []
-            if at is None or ours is None
-            else [f"{at.median:.2f}", f"{at.low:.2f} – {at.high:.2f}", f"{ours.median / at.median:.2f}"]
-        )
-        rows.append([entry.name, *(times or ["", "", ""]), f"{entry.agreement.error:.1e}", entry.agreement.message])
+        at, times = entry.latency, ["", "", ""]
+        if at is not None and ours is not None:
+            times = [f"{at.median:.2f}", f"{at.low:.2f} – {at.high:.2f}", f"{ours.median / at.median:.2f}"]
+        rows.append([entry.name, *times, f"{entry.agreement.error:.1e}", entry.agreement.message])
     return rows
 
 

@@ -9,6 +9,7 @@ from fmtprop.passes.precision.mark_exact import MarkExact
 from fmtprop.passes.precision.mark_grids import MarkGrids
 from fmtprop.passes.precision.pair_quantization import PairQuantization
 from fmtprop.passes.precision.recognise_codes import RecogniseCodes
+from fmtprop.passes.precision.shifted_rows import ShiftedRows
 from fmtprop.passes.rewrites.absorb_flatten import AbsorbFlatten
 from fmtprop.passes.rewrites.before_concat import BeforeConcat
 from fmtprop.passes.rewrites.channel_shuffle import RecogniseShuffle
@@ -27,7 +28,6 @@ from fmtprop.passes.rewrites.recognise_lrn import RecogniseLrn
 from fmtprop.passes.rewrites.recognise_rms_norm import RecogniseRmsNorm
 from fmtprop.passes.rewrites.recognise_rotary import RecogniseRotary
 from fmtprop.passes.rewrites.remove_identities import RemoveIdentities
-from fmtprop.passes.precision.shifted_rows import ShiftedRows
 from fmtprop.passes.training.batch_statistics import ReadVariance
 from fmtprop.passes.training.join_additions import JoinAdditions
 from fmtprop.passes.training.join_gradients import JoinGradients
