@@ -127,6 +127,8 @@ class Bytes(Enum):
     MULTIPLIED = "multiplied"
     #: it converts bytes to reals and back
     CONVERTED = "converted"
+    #: it looks each byte up, so no scale is left
+    TABULATED = "tabulated"
 
 
 def each_image(attrs: Attrs, batch: int, images: int) -> Attrs | None:

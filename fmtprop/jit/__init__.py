@@ -14,6 +14,7 @@ from fmtprop.jit.gemv import GemvKernel, Tail
 from fmtprop.jit.given_norm import GivenNormKernel
 from fmtprop.jit.grouped_convolution import GroupedConvolutionKernel
 from fmtprop.jit.kernel import ALONE_NBYTES, CHUNK_NBYTES, Kernel, Work, kernel_for, on_one_thread, unavailable
+from fmtprop.jit.lookup import LookupKernel
 from fmtprop.jit.memory import no_code
 from fmtprop.jit.nbits import DecodeKernel, NBitsKernel
 from fmtprop.jit.norms import GroupNormKernel
@@ -41,6 +42,7 @@ __all__ = [
     "GroupNormKernel",
     "GroupedConvolutionKernel",
     "Kernel",
+    "LookupKernel",
     "NBitsKernel",
     "RmsNormKernel",
     "RotaryKernel",

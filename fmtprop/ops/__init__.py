@@ -17,6 +17,7 @@ from fmtprop.ops.host import ATEN
 from fmtprop.ops.host_call import HostCall
 from fmtprop.ops.inner_product import INNER_PRODUCT, InnerProduct
 from fmtprop.ops.layer_norm_training import LAYER_NORMALIZATION_BACKWARD, LAYER_NORMALIZATION_TRAINING
+from fmtprop.ops.lookup import LOOKUP
 from fmtprop.ops.lrn import LRN, Lrn
 from fmtprop.ops.lrn_training import LRN_BACKWARD, LRN_TRAINING
 from fmtprop.ops.matmul import MATMUL, MatMul
@@ -58,6 +59,7 @@ OPS = (
     MATMUL,
     MATMUL_NBITS,
     DECODE_NBITS,
+    LOOKUP,
     ATTENTION,
     VANILLA_RNN,
     LSTM,

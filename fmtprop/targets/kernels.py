@@ -19,6 +19,7 @@ from fmtprop.jit import (
     GatherKernel,
     GivenNormKernel,
     GroupNormKernel,
+    LookupKernel,
     RmsNormKernel,
     RotaryKernel,
     StandaloneKernel,
@@ -36,6 +37,7 @@ from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.embedding_bag import EmbeddingBag
 from fmtprop.ops.host_call import HostCall, arguments_of
 from fmtprop.ops.inner_product import InnerProduct
+from fmtprop.ops.lookup import Lookup
 from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.matmul_nbits import DecodeNBits, MatMulNBits
 from fmtprop.ops.normalization import BatchNorm, GroupNorm
@@ -94,6 +96,8 @@ def _ways(node: Node, request: Request) -> Iterator[_Way]:
         yield from _rms_normalization(attrs, request)
     elif isinstance(attrs, RotaryEmbedding):
         yield from _rotary_embedding(attrs, request)
+    elif isinstance(attrs, Lookup):
+        yield from _looked_up(attrs, request)
     elif isinstance(attrs, HostCall):
         if _copies_rows(attrs):
             yield from _rows(attrs, request)
@@ -135,6 +139,16 @@ def _binary(attrs: Binary, request: Request) -> Iterator[_Way]:
     kernel = broadcast_kernel_for(attrs.alg, tuple((size, step) for size, step, _ in axes), src.dtype, pitch)
     if kernel is not None:
         yield kernel, {"src_0": src, "src_1": other}, (result,)
+
+
+def _looked_up(attrs: Lookup, request: Request) -> Iterator[_Way]:
+    """Yield the kernel for bytes in any order without gaps."""
+    src, bytes_ = request["src"], (DataType.U8, DataType.S8)
+    if src.dtype not in bytes_ or request["dst"].dtype not in bytes_ or not _is_row_of_numbers(src):
+        return
+    result = _as_asked(request["dst"], src.at_start().with_dtype(request["dst"].dtype))
+    if result is not None:
+        yield LookupKernel(prod(src.dims), attrs.table), {"src": src}, (result,)
 
 
 def _pitch(axes: tuple[tuple[int, int], ...]) -> int | None:

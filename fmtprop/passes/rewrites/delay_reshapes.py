@@ -9,6 +9,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.types import TensorType
+from fmtprop.ops.quantization import FakeQuantize
 from fmtprop.ops.view_attrs import Reshape
 from fmtprop.passes.editing import bypass, insert, only_reader
 
@@ -48,7 +49,10 @@ class DelayReshapes:
 
 
 def _is_between(graph: Graph, value: Value, node: Node) -> bool:
-    """Return whether a value is a product, reshaped, that only this node reads and does not broadcast."""
+    """Return whether a value is a product, reshaped, that only this node reads and does not broadcast.
+
+    In front of a rounding, it may be the result of any element-wise op.
+    """
     reshape = graph.node(value.node)
     if reshape.op != "reshape" or only_reader(graph, value) != node:
         return False
@@ -59,6 +63,8 @@ def _is_between(graph: Graph, value: Value, node: Node) -> bool:
     if producer.is_boundary or only_reader(graph, source) is None:
         return False
     declaration = opdef(producer.op)
+    if isinstance(node.attrs, FakeQuantize) and declaration.elementwise:
+        return True  # a function of quantized numbers may be looked up
     return declaration.category is Category.COMPUTE and declaration.absorbs
 
 
