@@ -150,7 +150,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         rows, one matrix after another is decoded in each run.
     keep_float : sequence of str
         Nodes of a quantized model that compute in floats: names or origins as ``fmtprop show`` and the report print
-        them, with ``*`` for any text; ``["*"]`` for all. ``net.compare`` shows which nodes lose most.
+        them, with ``*`` for any text; ``["*"]`` for all.
     progress : callable, optional
         Called with steps done and steps in all while costs are measured.
     release_weights : bool

@@ -27,8 +27,9 @@ def rows(low, dims=(4, 6), with_grid=True):
     return graph
 
 
-def test_rows_with_a_zero_point_become_a_matrix_product():
-    graph, x = rows(-117), {"x": torch.randn(4, 6, generator=torch.Generator().manual_seed(1)) * 40}
+@pytest.mark.parametrize("dims", [(4, 6), (4, 6, 1, 1)], ids=str)
+def test_rows_with_a_zero_point_become_a_matrix_product(dims):
+    graph, x = rows(-117, dims), {"x": torch.randn(dims, generator=torch.Generator().manual_seed(1)) * 40}
     rewritten = ShiftedRows().run(graph)
     (product,) = (node for node in rewritten.nodes() if node.op == "matmul")
     assert rewritten.node(rewritten.inputs(product.name)["weights"].node).grids["dst"] == Grid((0.25,), -128, 127)

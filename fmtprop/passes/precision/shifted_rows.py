@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.matmul import MatMul
+from fmtprop.ops.view_attrs import Reshape
 from fmtprop.passes.editing import bypass, insert, is_constant, viewed_constant
 from fmtprop.passes.precision.mark_grids import grids_of
 
@@ -22,7 +24,7 @@ class ShiftedRows:
 
     Notes
     -----
-    Requires folded constants, and no post-ops. Sources of more than two axes stay: their formats are free.
+    Requires folded constants, and no post-ops. Images of several positions stay: their formats are free.
     """
 
     name: ClassVar[str] = "shifted-rows"
@@ -37,7 +39,7 @@ class ShiftedRows:
             if isinstance(node.attrs, InnerProduct):
                 inputs = graph.inputs(node.name)
                 src, weights = found.get(inputs["src"]), found.get(inputs["weights"])
-                if src is not None and weights is not None and src.zero and graph.type_of(inputs["src"]).ndim == 2:
+                if src is not None and weights is not None and src.zero and prod(graph.type_of(inputs["src"]).dims[2:]) == 1:
                     _rewrite(graph, node)
         graph.remove_dead()
         return graph
@@ -47,7 +49,10 @@ def _rewrite(graph: Graph, node: Node) -> None:
     inputs = dict(graph.inputs(node.name))
     if not all(is_constant(graph, inputs[name]) for name in ("weights", "bias") if name in inputs):
         return
-    views = {"weights": lambda tensor: tensor.t(), "bias": lambda tensor: tensor.reshape(1, -1)}
+    rows = graph.type_of(inputs["src"]).dims[:2]
+    if graph.type_of(inputs["src"]).ndim > 2:
+        inputs["src"] = insert(graph, node, Reshape(rows), src=inputs["src"])
+    views = {"weights": lambda tensor: tensor.flatten(1).t(), "bias": lambda tensor: tensor.reshape(1, -1)}
     for name in views.keys() & inputs.keys():
         origin = graph.node(inputs[name].node).origin
         inputs[name] = viewed_constant(graph, inputs[name], views[name], node, origin)
