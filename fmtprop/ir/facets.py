@@ -127,6 +127,8 @@ class Bytes(Enum):
     MULTIPLIED = "multiplied"
     #: it converts bytes to reals and back
     CONVERTED = "converted"
+    #: it computes with the numbers of two sources, and rounds
+    COMBINED = "combined"
     #: it looks each byte up, so no scale is left
     TABULATED = "tabulated"
 

@@ -7,6 +7,7 @@ sees rows of numbers, the loop sees functions and arguments.
 from fmtprop.jit.bag import BagKernel
 from fmtprop.jit.batch_norms import BatchNormKernel
 from fmtprop.jit.calls import Call, CallList
+from fmtprop.jit.combine import CombineKernel, Quantized
 from fmtprop.jit.denormals import flushed
 from fmtprop.jit.depthwise import DepthwiseKernel
 from fmtprop.jit.gather import GatherKernel
@@ -20,7 +21,7 @@ from fmtprop.jit.nbits import DecodeKernel, NBitsKernel
 from fmtprop.jit.norms import GroupNormKernel
 from fmtprop.jit.rms_norm import RmsNormKernel
 from fmtprop.jit.rotary import RotaryKernel
-from fmtprop.jit.rows import AverageKernel, FoldKernel, broadcast_kernel_for
+from fmtprop.jit.rows import AverageKernel, BroadcastKernel, FoldKernel, broadcast_kernel_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, offered
 from fmtprop.jit.tiles import no_tiles
 from fmtprop.jit.watch import Watch
@@ -31,8 +32,10 @@ __all__ = [
     "AverageKernel",
     "BagKernel",
     "BatchNormKernel",
+    "BroadcastKernel",
     "Call",
     "CallList",
+    "CombineKernel",
     "DecodeKernel",
     "DepthwiseKernel",
     "FoldKernel",
@@ -44,6 +47,7 @@ __all__ = [
     "Kernel",
     "LookupKernel",
     "NBitsKernel",
+    "Quantized",
     "RmsNormKernel",
     "RotaryKernel",
     "StandaloneKernel",

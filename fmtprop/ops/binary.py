@@ -12,7 +12,7 @@ import torch
 
 from fmtprop.errors import ShapeError, UnsupportedOpError
 from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Cost, each_image
+from fmtprop.ir.facets import Bytes, Cost, each_image
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, OpDef, Operand, PostOpForm, Sample
@@ -282,6 +282,7 @@ BINARY = OpDef(
     operator=operator,
     primitive=primitive_of("Binary"),
     elementwise=True,
+    bytes=lambda attrs: Bytes.COMBINED if attrs.alg in ("add", "sub", "mul") else Bytes.NEVER,
     positive=lambda attrs: frozenset({"src_0", "src_1"}) if attrs.alg == "div" else frozenset(),
     sliced=each_image,
     cost=Cost(pace=0.75, pytorch=0.7),

@@ -15,11 +15,14 @@ from fmtprop.jit import (
     AverageKernel,
     BagKernel,
     BatchNormKernel,
+    BroadcastKernel,
+    CombineKernel,
     FoldKernel,
     GatherKernel,
     GivenNormKernel,
     GroupNormKernel,
     LookupKernel,
+    Quantized,
     RmsNormKernel,
     RotaryKernel,
     StandaloneKernel,
@@ -42,6 +45,7 @@ from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.matmul_nbits import DecodeNBits, MatMulNBits
 from fmtprop.ops.normalization import BatchNorm, GroupNorm
 from fmtprop.ops.pooling import Pooling
+from fmtprop.ops.quantization import FakeQuantize
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.rms_norm import RmsNorm
 from fmtprop.ops.rotary_embedding import RotaryEmbedding
@@ -62,6 +66,8 @@ _FOLDS = {"sum": "sum", "mean": "mean", "max": "max", "min": "min", "norm_lp_sum
 
 #: calls of PyTorch that may copy rows of a table
 _EMBEDDING, _SELECT, _INDEX = "aten.embedding.default", "aten.index_select.default", "aten.index.Tensor"
+
+_BYTES = (DataType.U8, DataType.S8)
 
 #: a kernel, the formats that it reads, and those that it writes
 _Way = tuple[StandaloneKernel, Request, tuple[MemoryDesc, ...]]
@@ -88,6 +94,8 @@ def _ways(node: Node, request: Request) -> Iterator[_Way]:
         yield from depthwise_kernels(node, request)
     elif isinstance(attrs, BatchNorm):
         yield from _given_norm(node, attrs, request)
+    elif isinstance(attrs, Binary) and request["src_0"].dtype in _BYTES:
+        yield from _combined(node, attrs, request)
     elif node.post_ops:
         return
     elif isinstance(attrs, GroupNorm):
@@ -120,31 +128,55 @@ def _ways(node: Node, request: Request) -> Iterator[_Way]:
 
 def _binary(attrs: Binary, request: Request) -> Iterator[_Way]:
     """Yield the kernel where an operand is broadcast or is a slice; oneDNN serves dense tensors of the same dims."""
+    src, other = request["src_0"], request["src_1"]
+    if not _is_in_rows(src):
+        return
+    if src.dims == other.dims and src.at_start().is_packed and (other.kind == "any" or other.at_start().is_packed):
+        return
+    yield from _broadcast(attrs, request)
+
+
+def _combined(node: Node, attrs: Binary, request: Request) -> Iterator[_Way]:
+    """Yield the kernel for bytes whose result is only rounded; a ReLU before may be the least number."""
+    functions = [post_op.attrs for post_op in node.post_ops]
+    before, last = functions[:-1], functions[-1] if functions else None
+    grids = [node.grids.get(name) for name in ("src_0", "src_1", "dst")]
+    if not isinstance(last, FakeQuantize) or None in grids or {*map(str, before)} - {str(Eltwise("relu"))}:
+        return
+    if (before and last.low) or any(request[name].dtype is not node.grids[name].stored for name in request):
+        return
+    first, second, dst = (Quantized(grid.stored, grid.scale, grid.zero) for grid in grids if grid is not None)
+    for kernel, operands, results in _broadcast(attrs, request):
+        if isinstance(kernel, BroadcastKernel):
+            yield CombineKernel(kernel, first, second, dst, last.low, last.high), operands, results
+
+
+def _broadcast(attrs: Binary, request: Request) -> Iterator[_Way]:
+    """Yield the kernel for two operands, as rows of real numbers."""
     src, other, dst = (request[name] for name in ("src_0", "src_1", "dst"))
     if not _is_in_rows(src) or src.dims != dst.dims:
         return
     own = dense(src.at_start())
     if other.kind == "any":
-        other = like(other, own) or plain(other)
-    result = _as_asked(dst, own)
+        other = (like(other, own) or plain(other)).with_dtype(other.dtype)
+    result = _as_asked(dst, own.with_dtype(dst.dtype))
     if result is None or not _is_in_rows(other):
-        return
-    if src.dims == other.dims and src.at_start().is_packed and other.at_start().is_packed:
         return
     steps = [0 if size == 1 else step for size, step in zip(other.dims, other.strides, strict=True)]
     axes = _merged(src, steps, src.strides)
     pitch = _pitch(tuple((size, step) for size, _, step in axes))
     if pitch is None:
         return
-    kernel = broadcast_kernel_for(attrs.alg, tuple((size, step) for size, step, _ in axes), src.dtype, pitch)
+    dtype = DataType.F32 if src.dtype in _BYTES else src.dtype
+    kernel = broadcast_kernel_for(attrs.alg, tuple((size, step) for size, step, _ in axes), dtype, pitch)
     if kernel is not None:
         yield kernel, {"src_0": src, "src_1": other}, (result,)
 
 
 def _looked_up(attrs: Lookup, request: Request) -> Iterator[_Way]:
     """Yield the kernel for bytes in any order without gaps."""
-    src, bytes_ = request["src"], (DataType.U8, DataType.S8)
-    if src.dtype not in bytes_ or request["dst"].dtype not in bytes_ or not _is_row_of_numbers(src):
+    src = request["src"]
+    if src.dtype not in _BYTES or request["dst"].dtype not in _BYTES or not _is_row_of_numbers(src):
         return
     result = _as_asked(request["dst"], src.at_start().with_dtype(request["dst"].dtype))
     if result is not None:

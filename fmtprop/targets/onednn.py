@@ -111,7 +111,9 @@ class OneDnnTarget(Provider):
     def _ask(self, node: Node, request: Request) -> Iterator[Candidate]:
         """Yield all implementations, those of the node without a last post-op that a kernel can do, and a kernel's."""
         yield from self._implementations(node, request)
-        if byte_grids(node, _stored(request)) and opdef(node.op).bytes(node.attrs) is not Bytes.TABULATED:
+        if byte_grids(node, _stored(request)):
+            if opdef(node.op).bytes(node.attrs) in (Bytes.COMBINED, Bytes.TABULATED):
+                yield from kernel_candidates(node, request)
             return  # other kernels of our own compute with real numbers
         kernel = _kernel_of(node)
         if kernel is not None and kernel.is_faster != (node.exact and loses_special_values(node)):

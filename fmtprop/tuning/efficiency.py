@@ -33,7 +33,7 @@ _EFFICIENCY = (
     ("brgconv_strided", (0.75, 0.65, 0.003)),
     ("brgconv", (0.93, 0.82, 0.03)),  # on one channel per group it is all that f16 has in a fused pair (v3.2)
     ("brg", (0.80, 0.80, 0.80)),
-    # bytes, beside `brgconv` and `jit_dw` (ResNet-50, MobileNetV2 and EfficientNet-B0 in int8, one thread, AVX-512, v3.2)
+    # bytes, beside `brgconv` and `jit_dw` (layers of ResNet-50, MobileNetV2 and EfficientNet-B0, AVX-512, v3.2)
     ("jit_int8", (0.93, 0.82, 0.36)),
     ("jit_uni_int8", (0.60, 0.55, 0.18)),
     ("jit_wino", (1.20, 1.20, 1.20)),

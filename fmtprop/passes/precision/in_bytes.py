@@ -38,7 +38,7 @@ def in_bytes(node: Node, request: Request) -> Iterator[Request]:
         yield {**request, **stored}
         if len(stored) > len(read):
             yield {**request, **read}
-    elif kind in (Bytes.MOVED, Bytes.TABULATED) and stored.keys() == request.keys():
+    elif kind in (Bytes.MOVED, Bytes.COMBINED, Bytes.TABULATED) and stored.keys() == request.keys():
         yield stored
     elif kind is Bytes.CONVERTED:
         if len(stored) > len(read):

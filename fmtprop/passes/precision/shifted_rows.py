@@ -39,7 +39,12 @@ class ShiftedRows:
             if isinstance(node.attrs, InnerProduct):
                 inputs = graph.inputs(node.name)
                 src, weights = found.get(inputs["src"]), found.get(inputs["weights"])
-                if src is not None and weights is not None and src.zero and prod(graph.type_of(inputs["src"]).dims[2:]) == 1:
+                if (
+                    src is not None
+                    and weights is not None
+                    and src.zero
+                    and prod(graph.type_of(inputs["src"]).dims[2:]) == 1
+                ):
                     _rewrite(graph, node)
         graph.remove_dead()
         return graph
