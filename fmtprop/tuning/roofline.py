@@ -31,6 +31,10 @@ _GRADIENT_TAIL = {"simple": 3800.0, "costly": 6500.0, "operand": 6500.0, "bias":
 #: (v3.2, f32, one core)
 _GATHERED = 60.0
 
+#: operations per byte of weights that a general product of bytes packs in each run: 0.2 ns where there is one row
+#: (v3.2, AVX-512, one core)
+_GENERAL_PACKED = 20.0
+
 #: operations per number that the gradient of a convolution adds up by a general product: each position's window, for
 #: each channel of the result. 0.9 to 1.7 ns for 1 to 12 channels (v3.2, f32, one core); and the share of the peak at
 #: which it makes these numbers
@@ -203,6 +207,8 @@ class ModelCosts:
             elif linear.windowed and is_general(candidate.impl) and shape_of(linear, src, weights) != 1:
                 gathered = linear.products(src.dims, weights.dims, out.dims) / weights.dims[-src.ndim]
                 arithmetic += _GATHERED * gathered / peak
+            elif is_general(candidate.impl.rpartition("matmul:")[2]) and weights.dtype.nbytes == 1:
+                arithmetic += _GENERAL_PACKED * prod(weights.dims) / self.peaks.flops[DataType.F32]
             if _says(candidate, "moves_freely"):  # a kernel of few rows
                 arithmetic, moved = 0.0, moved * _FEW_ROWS_SHARE
             elif candidate.impl.startswith("brg") and _is_transposed(linear, weights):
