@@ -29,7 +29,7 @@ from fmtprop.dnnl.locate import ENV_LIBRARY, NEWER_HINT, candidates
 from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.frontends import GraphModule, load, save
 from fmtprop.ir.graph import Graph
-from fmtprop.report import TOLERANCES
+from fmtprop.report import outputs_of
 from fmtprop.runtime.process import use_threads
 
 #: the reference of all ratios, and the first word of the variants' names
@@ -270,7 +270,7 @@ def _prepare(
     inputs = tensors["inputs"]
     material = Material(graph, module or partial(GraphModule, graph), inputs, onnx, threads)
     run = partial(entry.prepare(material), *inputs)
-    agreement = compare_outputs(run(), tensors["expected"], TOLERANCES[entry.precision])
+    agreement = compare_outputs(run(), tensors["expected"], outputs_of(graph).tolerances[entry.precision])
     return Prepared(run, agreement, entry.versions())
 
 

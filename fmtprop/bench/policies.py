@@ -18,7 +18,7 @@ from fmtprop.compiling.stages import check_memory
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.graph import Graph
 from fmtprop.ops.evaluate import evaluate
-from fmtprop.report import Comparison
+from fmtprop.report import Comparison, outputs_of
 from fmtprop.runtime.agreement import error_of_output
 from fmtprop.runtime.process import use_threads
 
@@ -73,7 +73,7 @@ def compare_policies(
         reports.append(net.report(repeats=repeats))
         net.close()
     say("done", total, total)
-    return Comparison.of(reports, errors)
+    return Comparison.of(reports, errors, outputs_of(graph))
 
 
 def measure_plan(
@@ -98,7 +98,7 @@ def measure_plan(
     errors = [_worst_error(net, inputs, expected)]
     report = net.report(repeats=repeats)
     net.close()
-    return Comparison.of([report], errors)
+    return Comparison.of([report], errors, outputs_of(graph))
 
 
 def _say_stage(say: Progress, title: str, done: int, total: int, stage: str) -> None:

@@ -109,11 +109,11 @@ def _check_boundary(graph: Graph, boundary: Mapping[str, MemoryDesc]) -> None:
 
 def _check_whole(net: CompiledModel, graph: Graph) -> None:
     from fmtprop.ops.evaluate import evaluate
-    from fmtprop.report.comparison import TOLERANCES
+    from fmtprop.report.comparison import outputs_of
 
     inputs = net.random_inputs()
     expected = evaluate(graph, {node.name: x for node, x in zip(graph.input_nodes, inputs, strict=True)})
-    tolerance = TOLERANCES[net.precision]
+    tolerance = outputs_of(graph).tolerances[net.precision]
     for (name, _), got, want in zip(net.plan.outputs, net.run_flat(inputs), expected, strict=True):
         error = error_of_output(got, want, net.precision)
         if error > tolerance:

@@ -7,11 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fmtprop.report.files import write_text
 from fmtprop.report.model import SCHEMA, Report
 from fmtprop.system.printable import printable
+
+if TYPE_CHECKING:
+    from fmtprop.ir.graph import Graph
 
 #: largest permitted error relative to PyTorch, by the data type of compute-intensive ops
 TOLERANCES = {"f32": 1e-4, "bf16": 5e-2, "f16": 1e-2}
@@ -45,6 +48,17 @@ class Measure:
 
 
 OUTPUTS = Measure("outputs are off by", "relative to PyTorch", TOLERANCES)
+
+#: of quantized models: a number in the middle between two may be either, and later layers multiply the difference
+_ROUNDED = Measure(OUTPUTS.what, OUTPUTS.unit, {precision: max(5e-2, most) for precision, most in TOLERANCES.items()})
+
+
+def outputs_of(graph: Graph) -> Measure:
+    """Return the meaning of errors of a graph's outputs."""
+    from fmtprop.ops.quantization import FakeQuantize, Quantize
+
+    rounds = any(isinstance(node.attrs, Quantize | FakeQuantize) for node in graph.nodes())
+    return _ROUNDED if rounds else OUTPUTS
 
 
 @dataclass(frozen=True)

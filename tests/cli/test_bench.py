@@ -10,7 +10,9 @@ import pytest
 
 from fmtprop.bench import contenders, peers
 from fmtprop.errors import FmtpropError
+from fmtprop.frontends import save
 from tests.cli.command import fmtprop
+from tests.compiling.test_bytes import residual_network
 
 
 def test_bench_against_torch(capsys, tmp_path, monkeypatch):
@@ -32,6 +34,18 @@ def test_bench_against_torch(capsys, tmp_path, monkeypatch):
     assert set(data["environment"]) >= {"cpu", "isa", "threads", "versions"}
     code, out, err = fmtprop(capsys, *words, "--json")
     assert (code, err) == (0, "") and json.loads(out) == data
+
+
+@pytest.mark.peers
+def test_bench_of_a_quantized_file(capsys, tmp_path):
+    for name in ("onnxruntime", "openvino"):
+        pytest.importorskip(name)
+    path, race = tmp_path / "quantized.onnx", tmp_path / "race.json"
+    save(residual_network(zero=40), path)
+    words = ("bench", path, "--rounds", 1, "--vs", "onnxruntime,openvino", "--report", race)
+    assert fmtprop(capsys, *words)[0] == 0
+    # each rounds elsewhere, by a step of the result
+    assert all(entry["agreement"]["passed"] for entry in json.loads(race.read_text())["entries"])
 
 
 def test_special_values_reach_the_race(capsys, monkeypatch):

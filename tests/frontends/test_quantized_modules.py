@@ -105,15 +105,21 @@ def test_quantize_says_what_it_needs(module: Any, data: Any, said: str) -> None:
         fp.quantize(module, data)
 
 
-@pytest.mark.parametrize("dynamic", [True, False])
-def test_modules_of_torchao_with_codes_for_weights(dynamic: bool) -> None:
+@pytest.mark.parametrize("kind", ["dynamic", "static", "weights"])
+def test_modules_of_torchao_with_codes_for_weights(kind: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quantization = pytest.importorskip("torchao.quantization")
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 32)).eval()
-    config = quantization.Int8DynamicActivationInt8WeightConfig if dynamic else quantization.Int8WeightOnlyConfig
-    quantization.quantize_(module, config())
+    configs = {
+        "dynamic": quantization.Int8DynamicActivationInt8WeightConfig,
+        "weights": quantization.Int8WeightOnlyConfig,
+        "static": lambda: quantization.Int8StaticActivationInt8WeightConfig(
+            act_quant_scale=torch.full((1, 1), 0.03), granularity=quantization.PerTensor()
+        ),
+    }
+    quantization.quantize_(module, configs[kind]())
     x = torch.randn(16, 64)
     with torch.no_grad():
         expected = module(x)
