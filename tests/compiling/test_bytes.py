@@ -127,3 +127,13 @@ def test_named_nodes_stay_in_floats():
 def test_a_wrong_name_is_an_error(names, message):
     with pytest.raises(OptionError, match=message):
         fp.compile(residual_network(), keep_float=names)
+
+
+def test_the_reason_of_a_node_in_floats_names_its_cost_in_bytes():
+    graph = residual_network()
+    options = {"tune": "model", "confirm": False}
+    reasons = [node.choice.reason for node in fp.compile(graph, **options).graph.nodes() if node.op == "convolution"]
+    stays = [reason for reason in reasons if "stays in floats" in reason]
+    assert all("us in bytes" in reason or "no implementation here" in reason for reason in stays)
+    kept = fp.compile(graph, keep_float=["*"], **options).graph
+    assert all("keep_float names it" in node.choice.reason for node in kept.nodes() if node.op == "convolution")

@@ -50,7 +50,8 @@ class _Realisation(Assignment):
             self.absorbed.update(way.covers[:-1])
             name = way.node.name
             greedy = baseline.node(name) if name in baseline else None
-            self.reasons[name] = _reason(way.candidate, offered[name], greedy, spec.setting.target.name)
+            reason = _reason(way.candidate, offered[name], greedy, spec.setting.target.name)
+            self.reasons[name] = reason + _why_no_bytes(way, offered[name], spec)
         #: (tensor, wanted format) -> source format of the conversion
         self.sources: dict[tuple[Value, MemoryDesc], MemoryDesc] = {}
         for value, pairs in solution.conversions.items():
@@ -129,6 +130,24 @@ class _Realisation(Assignment):
             source = self._convert(tensor, before, reader, operand)
             copy = self.copies[value, wanted] = self._reorder(source, wanted, reader, operand)
         return copy
+
+
+def _why_no_bytes(way: Way, offered: list[Candidate], spec: AssignFormats) -> str:
+    """Return why a node of a quantized model computes with real numbers; nothing for any other node."""
+    node = way.node
+    read = {name for name in node.grids if name in way.candidate.operands}
+    if not read or _reads_bytes(way.candidate, read) or way.candidate.target == "view":
+        return ""
+    if not spec.setting.allows_bytes(node):
+        return "; stays in floats: keep_float names it"
+    in_bytes = [candidate.cost for candidate in offered if _reads_bytes(candidate, read)]
+    if not in_bytes:
+        return "; stays in floats: no implementation here computes with its bytes"
+    return f"; stays in floats: {min(in_bytes) * 1e6:.0f} us in bytes, and changes of type around it"
+
+
+def _reads_bytes(candidate: Candidate, names: set[str]) -> bool:
+    return any(candidate.operands[name].dtype.nbytes == 1 for name in names)
 
 
 def _reason(candidate: Candidate, offered: list[Candidate], greedy: Node | None, main: str) -> str:
