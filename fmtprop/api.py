@@ -75,6 +75,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     special_values: str | None = None,
     weights: str | None = None,
     keep_float: Sequence[str] = (),
+    replan: str = "now",
     progress: Callable[[int, int], None] | None = None,
     release_weights: bool = False,
     training: bool = False,
@@ -109,10 +110,13 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     target : {"onednn", "mkldnn"}
         Target that executes: the oneDNN library through its C API, or the oneDNN inside PyTorch through PyTorch's
         operators. If no oneDNN library can be loaded, ``"mkldnn"`` is used, with a warning.
-    tune : {"auto", "model", "measure", "remeasure"} or Tune
+    tune : {"auto", "lazy", "model", "measure", "remeasure"} or Tune
         Source of the costs of policy ``"optimal"``. ``"model"`` is a roofline model. ``"measure"`` measures the costs
         that the tuning cache lacks, on this machine. ``"remeasure"`` measures all costs, and also repeats the race of
-        plans. ``"auto"`` uses the cache's costs, and the model for the others.
+        plans. ``"auto"`` uses the cache's costs, and the model for the others. ``"lazy"`` answers the first calls by a
+        greedy plan, while that of ``"auto"`` is made in the background and takes its place between two calls
+        (``net.settle()`` waits for it). With ``deterministic=True``, ``pin``, ``weights`` or ``keep_float``, it is
+        ``"auto"``.
         The two that measure also run every plan that may be the fastest, not only some: :class:`Tune` sets source and
         effort apart.
     verify : {"on", "off", "full"}
@@ -151,6 +155,12 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     keep_float : sequence of str
         Nodes of a quantized model that compute in floats: names or origins as ``fmtprop show`` and the report print
         them, with ``*`` for any text; ``["*"]`` for all.
+    replan : {"now", "background", "never"}
+        With ``dynamic_shapes``: what happens at a shape that has more than eight times as many elements as every
+        planned one, or fewer than an eighth. ``"now"`` plans it as any model before its first call returns.
+        ``"background"`` answers by the choices of the most similar shape while such a plan is made, which then takes
+        its place between two calls. ``"never"`` keeps the choices of the most similar shape. Results of the two plans
+        differ as those of two implementations do.
     progress : callable, optional
         Called with steps done and steps in all while costs are measured.
     release_weights : bool
@@ -224,6 +234,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         memory=memory,
         weights=weights,
         keep_float=keep_float,
+        replan=replan,
     )
     if training:
         if weights is not None:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 
+from fmtprop.compiling.improving import Improvement
 from fmtprop.compiling.inputs import random_inputs
 from fmtprop.compiling.saveable import Saveable
 from fmtprop.compiling.serving import Serving
@@ -66,6 +68,11 @@ class CompiledModel(Serving, Saveable):
 
     def __init__(self, compilation: Planned) -> None:
         super().__init__()
+        self._improvement: Improvement | None = None
+        self._take(compilation)
+
+    def _take(self, compilation: Planned) -> None:
+        """Run by this compilation's plan from now on; runs that have begun end by the last one's."""
         self.compilation = compilation
         self.graph, self.plan, self.options = compilation.formatted, compilation.plan, compilation.options
         self.compile_seconds, self.precision = compilation.seconds, compilation.precision
@@ -123,6 +130,38 @@ class CompiledModel(Serving, Saveable):
                 "position, and tensors for the results to run_flat(inputs, out=...)"
             )
         return self._run(args, kwargs, out, None)
+
+    def improve(self, better: Callable[[Callable[[str], None]], Planned]) -> None:
+        """Make a better plan of the same model in the background, and run by that once it is ready.
+
+        Parameters
+        ----------
+        better : callable
+            Makes it, and calls its argument between its stages.
+        """
+        this = ref(self)
+
+        def make(stage: Callable[[str], None]) -> None:
+            made, model = better(stage), this()
+            if model is not None:
+                model._take(made)
+
+        self._improvement = Improvement(make, self.graph.name)
+
+    def settle(self, timeout: float | None = None) -> bool:
+        """Wait for a better plan that is being made in the background (``tune="lazy"``, ``replan="background"``).
+
+        Parameters
+        ----------
+        timeout : float, optional
+            The most seconds to wait.
+
+        Returns
+        -------
+        bool
+            Whether the present plan stays.
+        """
+        return self._improvement is None or self._improvement.wait(timeout)
 
     def run_flat(
         self, inputs: Sequence[torch.Tensor], out: torch.Tensor | Sequence[torch.Tensor] | None = None
@@ -315,7 +354,12 @@ class CompiledModel(Serving, Saveable):
                 )
 
     def close(self) -> None:
-        """Wait for submitted runs and release the native objects of idle contexts; the model can still be run."""
+        """Wait for submitted runs and release the native objects of idle contexts; the model can still be run.
+
+        A better plan that is being made in the background is given up.
+        """
+        if self._improvement is not None:
+            self._improvement.end()
         super().close()
         self._executor.close()
 

@@ -140,6 +140,16 @@ class DynamicModel(Serving, Saveable):
             else:
                 self.plan_for(*(call if isinstance(call, tuple | list) else (call,)))
 
+    def settle(self, timeout: float | None = None) -> bool:
+        """Wait for better plans that are being made in the background; return whether the present ones stay.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            The most seconds to wait for each.
+        """
+        return all([net.settle(timeout) for net in self._plans.values()])
+
     def close(self) -> None:
         """Wait for submitted runs and release the native objects of idle contexts; the model can still be run."""
         super().close()

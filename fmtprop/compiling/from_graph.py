@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -13,12 +14,17 @@ from fmtprop import dnnl
 from fmtprop.compiling.compilation import Compilation
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
+from fmtprop.compiling.planned import Planned
+from fmtprop.compiling.readable import graph_inside
 from fmtprop.compiling.shapes import Shapes
 from fmtprop.errors import LoadError, OptionError, PlanError
 from fmtprop.ir.graph import Graph
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.agreement import error_of_output
 from fmtprop.system import collector
+
+#: policy of a plan that is made quickly: it asks a target about one or two ways to run a node
+QUICK = "propagate"
 
 
 def compile_graph(
@@ -50,17 +56,29 @@ def compile_graph(
 
 def _compile_graph(graph: Graph, options: Options, owned: bool, shapes: Shapes | None) -> CompiledModel:
     _check_boundary(graph, options.boundary)
-    known = (shapes.forms, shapes.nearest(graph)) if shapes is not None else (None, None)
-    compilation = Compilation(
-        graph, options, owned=owned and options.verify != "full", shared=known[0], sibling=known[1]
-    )
+    forms, (sibling, is_similar) = (None, (None, True)) if shapes is None else (shapes.forms, shapes.nearest(graph))
+    if not is_similar and options.replan == "now":
+        sibling = None
+    is_quick = options.is_lazy and sibling is None
+    first = replace(options, policy=QUICK, tune="model", confirm=False) if is_quick else options
+    compilation = Compilation(graph, first, owned=owned and options.verify != "full", shared=forms, sibling=sibling)
     compilation.run()
-    if shapes is not None:
+    if shapes is not None and not is_quick:
         shapes.note(compilation)
     net = CompiledModel(compilation)
+    is_makeshift = compilation.is_like_another_shape and not is_similar and options.replan == "background"
+    if is_quick or is_makeshift:
+        full = replace(options, tune=options.tuning, confirm=options.confirm and is_quick, progress=None)
+        net.improve(partial(_better, compilation, full, shapes))
     if options.verify == "full":
         _check_whole(net, graph)
     return net
+
+
+def _better(present: Planned, options: Options, shapes: Shapes | None, stage: Callable[[str], None]) -> Planned:
+    """Return the compilation with choices of its own of a model that has a plan: that plan has its numbers."""
+    graph = graph_inside(present.formatted, present.weights)
+    return compile_graph(graph, replace(options, stage=stage, replan="now"), owned=True, shapes=shapes).compilation
 
 
 def _executable(options: Options) -> Options:

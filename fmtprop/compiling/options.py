@@ -21,10 +21,14 @@ _KNOWN: Mapping[str, tuple[str | None, ...]] = {
     "dtype": ("f32", "bf16", "f16"),
     "memory": ("save", "recompute"),
     "policy": (OPTIMAL, *reversed(list(POLICIES))),
+    "replan": ("background", "now", "never"),
     "special_values": ("fast", "kept", "exact"),
     "verify": ("off", "on", "full"),
     "weights": (None, *BITS),
 }
+
+#: value of `tune`: the first plan is made quickly, and the plan of ``"auto"`` in the background
+LAZY = "lazy"
 
 #: default of special_values in training, which must show a loss that became NaN
 KEPT = "kept"
@@ -94,6 +98,7 @@ class Options:
     weights : {None, "int8", "int4"}
         See :func:`fmtprop.compile`.
     keep_float : sequence of str
+    replan : {"now", "background", "never"}
         See :func:`fmtprop.compile`.
     tune_budget : float, optional
     confirm, winograd, deterministic : bool
@@ -119,6 +124,7 @@ class Options:
     deterministic: bool = False
     weights: str | None = None
     keep_float: Sequence[str] = ()
+    replan: str = "now"
     progress: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
     stage: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
 
@@ -127,7 +133,7 @@ class Options:
         for name, values in {**_KNOWN, "target": target_names()}.items():
             _check_known(name, getattr(self, name), values)
         if not isinstance(self.tune, Tune):
-            _check_known("tune", self.tune, TUNES)
+            _check_known("tune", self.tune, (*TUNES, LAZY))
         for name in _BOOLEANS:
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(name, "be True or False", getattr(self, name))
@@ -163,6 +169,12 @@ class Options:
         return self.confirm and not self.deterministic
 
     @property
+    def is_lazy(self) -> bool:
+        """Whether the first plan is made quickly, and replaced later."""
+        is_fixed = self.deterministic or self.pin or self.weights or self.keep_float
+        return self.tune == LAZY and self.policy == OPTIMAL and not is_fixed
+
+    @property
     def flushes(self) -> bool:
         """Whether denormal numbers are zero in native steps."""
         return self.special_values != "exact"
@@ -170,7 +182,9 @@ class Options:
     @property
     def tuning(self) -> Tune:
         """Source of costs, and effort."""
-        return self.tune if isinstance(self.tune, Tune) else Tune(self.tune)
+        if isinstance(self.tune, Tune):
+            return self.tune
+        return Tune() if self.tune == LAZY else Tune(self.tune)
 
 
 def _check_known(name: str, value: object, values: tuple[str | None, ...], where: str = "compile") -> None:

@@ -35,12 +35,12 @@ class Shapes:
         #: sizes of the inputs, and the plan, of shapes with choices of their own
         self._chosen: list[tuple[tuple[int, ...], Entrant]] = []
 
-    def nearest(self, imported: Graph) -> Entrant | None:
-        """Return the plan of the most similar shape; None where no shape is similar enough."""
+    def nearest(self, imported: Graph) -> tuple[Entrant | None, bool]:
+        """Return the plan of the most similar shape, if there is any, and whether that shape is similar enough."""
         sizes = _sizes(imported)
-        similar = [(_distance(sizes, others), plan) for others, plan in self._chosen]
-        distance, plan = min(similar, key=lambda one: one[0], default=(inf, None))
-        return plan if distance <= _SIMILAR else None
+        known = [(_distance(sizes, others), plan) for others, plan in self._chosen]
+        distance, plan = min(known, key=lambda one: one[0], default=(inf, None))
+        return plan, distance <= _SIMILAR
 
     def note(self, compilation: Compilation) -> None:
         """Take note of a finished compilation."""

@@ -161,6 +161,16 @@ class InferenceSession:
         """The plans that are kept, by the shapes of all inputs; of inputs that are fixed, with their values."""
         return dict(zip(self._plans, self._plans.values(), strict=True))
 
+    def settle(self, timeout: float | None = None) -> bool:
+        """Wait for better plans that are being made in the background; return whether the present ones stay.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            The most seconds to wait for each.
+        """
+        return all([plan.settle(timeout) for plan in self._plans.values()])
+
     @property
     def reference_nodes(self) -> list[str]:
         """The nodes that ran on ONNX's slow reference, since PyTorch lacks a function for them."""

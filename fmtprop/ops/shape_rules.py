@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -77,13 +78,21 @@ def _each(value: Sequence[int], count: int) -> Sequence[int]:
     return value if len(value) == count else tuple(value) * count if len(value) == 1 else ()
 
 
+def _in_order(src: Tensor, axes: Sequence[int]) -> bool:
+    """Return whether a result with some of src's axes is row-major: their strides fall."""
+    strides = [src.stride(axis) for axis in axes if src.shape[axis] > 1]
+    return all(a >= b for a, b in pairwise(strides))
+
+
 def _convolution(axes: int) -> Callable[..., Dims]:
     def rule(
         src: Tensor, weights: Tensor, bias: Tensor | None = None,
         stride: Sequence[int] = (1,), padding: Sequence[int] = (0,), dilation: Sequence[int] = (1,), groups: int = 1,
     ) -> Dims:  # fmt: skip
-        if not (_usual(src, weights, bias) and src.ndim == weights.ndim == axes + 2 and groups > 0):
+        if not (_floats(src, weights, bias) and src.ndim == weights.ndim == axes + 2 and groups > 0):
             return None
+        if not (src.is_contiguous() and weights.is_contiguous()) and (axes > 1 or weights.shape[2] > 1):
+            return None  # a result may have the channels where the operands have them
         oc, ic = weights.shape[:2]
         if oc == 0 or oc % groups or ic * groups != src.shape[1] or (bias is not None and bias.shape != (oc,)):
             return None
@@ -93,8 +102,29 @@ def _convolution(axes: int) -> Callable[..., Dims]:
     return rule
 
 
+def _deconvolution(
+    src: Tensor, weights: Tensor, bias: Tensor | None = None, stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,), output_padding: Sequence[int] = (0,), groups: int = 1,
+    dilation: Sequence[int] = (1,),
+) -> Dims:  # fmt: skip
+    if not (_usual(src, weights, bias) and src.ndim == weights.ndim == 4 and groups > 0 and weights.numel()):
+        return None
+    if weights.shape[0] != src.shape[1] or weights.shape[0] % groups:
+        return None
+    channels = weights.shape[1] * groups
+    rows = [_each(value, 2) for value in (stride, padding, output_padding, dilation)]
+    if not all(rows) or (bias is not None and bias.shape != (channels,)):
+        return None
+    found = []
+    for size, k, s, p, o, d in zip(src.shape[2:], weights.shape[2:], *rows, strict=True):
+        if min(s, d) < 1 or min(p, o) < 0 or o >= max(s, d):
+            return None
+        found.append((size - 1) * s - 2 * p + d * (k - 1) + o + 1)
+    return [src.shape[0], channels, *found] if min(found) > 0 else None
+
+
 def _linear(src: Tensor, weights: Tensor, bias: Tensor | None = None) -> Dims:
-    if not (_usual(src, weights, bias) and src.ndim >= 2 == weights.ndim and weights.numel()):
+    if not (_floats(src, weights, bias) and src.ndim >= 2 == weights.ndim and weights.numel()):
         return None
     oc, ic = weights.shape
     fits = ic == src.shape[-1] and (bias is None or bias.shape == (oc,))
@@ -171,12 +201,21 @@ def _index_select(src: Tensor, axis: int, index: Tensor) -> Dims:
 def _reduction(
     src: Tensor, axes: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Dims:
-    if not _usual(src) or dtype is not None or not axes or any(not -src.ndim <= axis < src.ndim for axis in axes):
+    if not _floats(src) or dtype is not None or not axes or any(not -src.ndim <= axis < src.ndim for axis in axes):
         return None
     gone = {axis % src.ndim for axis in axes}
-    if len(gone) != len(axes):
+    if len(gone) != len(axes) or not _in_order(src, [axis for axis in range(src.ndim) if axis not in gone]):
         return None
     return [1 if axis in gone else size for axis, size in enumerate(src.shape) if keepdim or axis not in gone]
+
+
+def _extremum(src: Tensor, axes: Sequence[int] = (), keepdim: bool = False) -> Dims:
+    return _reduction(src, axes or range(src.ndim), keepdim) if src.ndim else None
+
+
+def _upsampling(src: Tensor, size: Sequence[int] | None, *_: Any) -> Dims:
+    fits = _usual(src) and size is not None and src.ndim == 4 and len(size) == 2 and min(size) > 0
+    return [*src.shape[:2], *size] if fits and size is not None else None
 
 
 def _cat(tensors: Sequence[Tensor], axis: int = 0) -> Dims:
@@ -185,7 +224,7 @@ def _cat(tensors: Sequence[Tensor], axis: int = 0) -> Dims:
     first, ndim = tensors[0], tensors[0].ndim
     strided = ndim in (4, 5)  # for images and volumes, the result has the channels where the operands have them
     usual = all(
-        at.dtype == first.dtype and at.ndim == ndim and at.numel() and (at.is_contiguous() or not strided)
+        at.dtype == first.dtype and at.ndim == ndim and at.numel() and (_in_order(at, range(ndim)) or not strided)
         for at in tensors
     )
     if not usual or not -ndim <= axis < ndim:
@@ -236,6 +275,7 @@ RULES: dict[Any, Callable[..., Dims]] = {
     _ATEN.conv1d.default: _convolution(1),
     _ATEN.conv2d.default: _convolution(2),
     _ATEN.conv3d.default: _convolution(3),
+    _ATEN.conv_transpose2d.input: _deconvolution,
     _ATEN.linear.default: _linear,
     _ATEN.matmul.default: _matmul,
     _ATEN.max_pool2d.default: _max_pool2d,
@@ -245,10 +285,46 @@ RULES: dict[Any, Callable[..., Dims]] = {
     _ATEN.index_select.default: _index_select,
     _ATEN.mean.dim: _reduction,
     _ATEN.sum.dim_IntList: _reduction,
+    _ATEN.amax.default: _extremum,
+    _ATEN.amin.default: _extremum,
+    _ATEN.upsample_nearest2d.vec: _upsampling,
+    _ATEN.upsample_bilinear2d.vec: _upsampling,
     _ATEN.softmax.int: _softmax,
     _ATEN.log_softmax.int: _softmax,
     _ATEN.batch_norm.default: _batch_norm,
     _ATEN.layer_norm.default: _layer_norm,
     _ATEN.reshape.default: _reshape,
     _ATEN.cat.default: _cat,
+}
+
+
+def _recurrent(
+    src: Tensor, state: Tensor | Sequence[Tensor], parameters: Sequence[Tensor], has_biases: bool, layers: int,
+    dropout: float, training: bool, bidirectional: bool, batch_first: bool,
+) -> list[list[int]] | None:  # fmt: skip
+    """Return the shapes of a sequence's results and of the last states."""
+    states, directions = [state] if isinstance(state, Tensor) else list(state), 1 + bidirectional
+    if not _floats(src, *states, *parameters) or src.ndim != 3 or any(one.ndim != 3 for one in states):
+        return None
+    batch, length = (src.shape[0], src.shape[1]) if batch_first else (src.shape[1], src.shape[0])
+    first, per_layer = parameters[0], (4 if has_biases else 2) * directions  # without projections
+    gates = first.shape[0] // max(states[0].shape[2], 1)
+    fits = (
+        len(parameters) == layers * per_layer
+        and first.shape == (gates * states[0].shape[2], src.shape[2])
+        and all(one.shape == (layers * directions, batch, states[0].shape[2]) for one in states)
+    )
+    if not fits or (training and dropout):
+        return None
+    width = directions * states[0].shape[2]
+    whole = [batch, length, width] if batch_first else [length, batch, width]
+    return [whole, *(list(one.shape) for one in states)]
+
+
+#: rules of calls with several results, each of the first operand's type
+SEVERAL: dict[Any, Callable[..., list[list[int]] | None]] = {
+    _ATEN.gru.input: _recurrent,
+    _ATEN.lstm.input: _recurrent,
+    _ATEN.rnn_tanh.input: _recurrent,
+    _ATEN.rnn_relu.input: _recurrent,
 }

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fmtprop.ir.tensors import map_tensors
-from fmtprop.ops.shape_rules import RULES, together
+from fmtprop.ops.shape_rules import RULES, SEVERAL, together
 
 #: types of arguments without tensors
 _LEAVES = frozenset({int, float, bool, str, type(None)})
@@ -81,6 +81,9 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if dims is not None:
         first = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
         return torch.empty(dims, dtype=first.dtype, device="meta")
+    several = SEVERAL[func](*args, **kwargs) if func in SEVERAL else None
+    if several is not None:
+        return tuple(torch.empty(dims, dtype=args[0].dtype, device="meta") for dims in several)
     key = (_key((func, args, tuple(kwargs.items()))), torch.get_default_dtype())
     found = _RESULTS.get(key)
     if found is None:

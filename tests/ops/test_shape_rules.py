@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fmtprop.ops.shape_rules import RULES, together
+from fmtprop.ops.shape_rules import RULES, SEVERAL, together
 from fmtprop.ops.without_data import result_of
 
 ATEN = torch.ops.aten
@@ -29,7 +29,8 @@ CALLS: dict[Any, list[tuple[Any, ...]]] = {
         (meta(2, 4, 9), w, b, *rest)
         for w, b in [(meta(6, 4, 3), None), (meta(6, 4, 3), meta(6)), (meta(6, 2, 3), meta(5)), (meta(6, 2, 3), None)]
         for rest in [(), ([2],), ([1], [1], [2]), ([2], [0], [1], 2), ([1], [0], [9]), ([0],)]
-    ],
+    ]
+    + [(turned(2, 4, 9), meta(6, 4, 1), None)],
     ATEN.conv2d.default: [
         (src, weights, bias, *rest)
         for src in [meta(2, 4, 9, 8), turned(2, 4, 9, 8), meta(0, 4, 9, 8), meta(4, 9, 8), meta(2, 4, 2, 2)]
@@ -43,6 +44,12 @@ CALLS: dict[Any, list[tuple[Any, ...]]] = {
     ATEN.conv3d.default: [
         (meta(2, 4, 5, 9, 8), meta(6, 4, 3, 2, 1), meta(6), *rest) for rest in [(), ([2, 1, 3], [1, 0, 2], [1, 2, 3])]
     ],
+    ATEN.conv_transpose2d.input: [
+        (src, weights, bias, *rest)
+        for src in [meta(2, 4, 9, 8), turned(2, 4, 9, 8), meta(4, 9, 8)]
+        for weights, bias in [(meta(4, 6, 3, 2), meta(6)), (meta(4, 3, 3, 2), None), (meta(5, 6, 3, 2), None)]
+        for rest in [(), ([2, 1], [1, 0]), ([2], [1], [1]), ([2, 2], [0, 0], [1, 1], 2), ([1], [0], [2]), ([1], [9])]
+    ],
     ATEN.linear.default: [
         (src, weights, bias)
         for src in [meta(2, 5, 8), turned(2, 5, 8), meta(5, 8), meta(8), meta(2, 5, 7), meta(0, 8)]
@@ -54,6 +61,8 @@ CALLS: dict[Any, list[tuple[Any, ...]]] = {
             [meta(2, 3, 4), meta(2, 5, 4)],
             [meta(2, 3, 4)],
             [meta(2, 3, 4), turned(2, 3, 4)],
+            [meta(2, 3, 8, 8)[:, :, ::2, ::2], meta(2, 3, 4, 4)],
+            [meta(2, 4, 4, 3).permute(0, 3, 1, 2), meta(2, 3, 4, 4)],
             [meta(2, 3), meta(2, 3, 1)],
             [meta(2, 3, 4), meta(2, 3, 4, dtype=WRONG)],
             [meta(2, 0, 4), meta(2, 3, 4)],
@@ -108,9 +117,20 @@ CALLS: dict[Any, list[tuple[Any, ...]]] = {
         function: [
             (src, *rest)
             for src in [meta(2, 3, 4), turned(2, 3, 4), meta(2, 3, 4, dtype=torch.int64), meta(2, 0, 4)]
-            for rest in [([1],), ([-1, 0], True), ([0, 1, 2],), ([],), ([3],), ([1, -2],)]
+            for rest in [([1],), ([-1, 0], True), ([0, 1, 2],), ([],), ([3],), ([1, -2],), ([2], True)]
         ]
-        for function in (ATEN.mean.dim, ATEN.sum.dim_IntList)
+        for function in (ATEN.mean.dim, ATEN.sum.dim_IntList, ATEN.amax.default, ATEN.amin.default)
+    },
+    **{
+        function: [
+            (src, size, *rest)
+            for src in [meta(2, 3, 4, 5), turned(2, 3, 4, 5), meta(2, 3, 4)]
+            for size in ([8, 9], [8], None)
+        ]
+        for function, rest in (
+            (ATEN.upsample_nearest2d.vec, (None,)),
+            (ATEN.upsample_bilinear2d.vec, (False, None)),
+        )
     },
     **{
         function: [
@@ -158,6 +178,22 @@ def test_a_rule_gives_the_result_of_pytorch(function):
         told = f"{function}({[getattr(at, 'shape', at) for at in args]})"
         assert (list(wanted.shape), wanted.dtype, wanted.stride()) == (dims, made.dtype, made.stride()), told
     assert answered > 0
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("cell", [torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN])
+def test_recurrent_layers_have_the_results_of_pytorch(cell, bidirectional, batch_first):
+    layer = cell(5, 4, 2, bidirectional=bidirectional, batch_first=batch_first).to("meta")
+    function = {"GRU": ATEN.gru.input, "LSTM": ATEN.lstm.input, "RNN": ATEN.rnn_tanh.input}[cell.__name__]
+    state, rest = meta(2 * (1 + bidirectional), 3, 4), (True, 2, 0.0, False, bidirectional, batch_first)
+    states = [state, state] if cell is torch.nn.LSTM else state
+    parameters = [parameter.detach() for parameter in layer.parameters()]
+    src = meta(3, 7, 5) if batch_first else meta(7, 3, 5)
+    wanted, made = function(src, states, parameters, *rest), SEVERAL[function](src, states, parameters, *rest)
+    assert [list(one.shape) for one in wanted] == made
+    assert SEVERAL[function](src, states, parameters[:-1], *rest) is None
+    assert SEVERAL[function](meta(7, 3, 6), states, parameters, *rest) is None
 
 
 def test_shapes_that_do_not_broadcast_are_an_error():

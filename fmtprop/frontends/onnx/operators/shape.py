@@ -21,6 +21,7 @@ from fmtprop.frontends.onnx.operators.values import (
     ints,
     number,
 )
+from fmtprop.ops.shape_rules import together
 
 
 def _shape(x: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
@@ -126,8 +127,7 @@ def _slice(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, 
 
 
 def _expand(x: Tensor, shape: Tensor) -> Tensor:
-    wanted = torch.broadcast_shapes(x.shape, tuple(ints(shape, "shape")))  # type: ignore[no-untyped-call]
-    return x.expand(wanted)
+    return x.expand(together([x.shape, ints(shape, "shape")]))
 
 
 def _tile(x: Tensor, repeats: Tensor) -> Tensor:
