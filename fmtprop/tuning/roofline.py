@@ -281,6 +281,8 @@ class ModelCosts:
         pace = self._cached if dst.nbytes <= self._cache_nbytes else self._memory
         for post_op in node.post_ops:
             share = _PYTORCH_COSTLY_SHARE if _operations(post_op.op, post_op.attrs) > 1 else _PYTORCH_TAIL_SHARE
+            if opdef(post_op.op).cost.pytorch < _PYTORCH_PASSES_SHARE:  # several operators, as a rounding is
+                share = opdef(post_op.op).cost.pytorch
             arithmetic = opdef(post_op.op).cost.by_pytorch(post_op.attrs) * prod(dst.dims) / (peak * _POINTWISE_SHARE)
             seconds += max(arithmetic, 2 * dst.nbytes * pace / share)
         calls = 1 if declaration.operator is not None else _PYTORCH_SEVERAL
