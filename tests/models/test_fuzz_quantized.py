@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tests.models.fuzz_quantized import check
 
@@ -18,4 +17,3 @@ def test_a_random_quantized_graph(seed: int) -> None:
 def test_two_thousand(first: int) -> None:
     for seed in range(first, first + 100):
         check(seed)
-    torch.manual_seed(0)
