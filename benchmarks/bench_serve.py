@@ -17,6 +17,7 @@ import json
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -224,6 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         classes = module(torch.zeros(1, 3, 224, 224)).shape[1]
     steady = {name: Seen() for name in given.engines}
     killed = {name: Seen() for name in given.engines}
+    asked: dict[str, list[Asked]] = {}
     with tempfile.TemporaryDirectory() as own:
         folder = given.files or Path(own)
         folder.mkdir(exist_ok=True)
@@ -238,16 +240,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for turn in range(given.turns):
                 for name in given.engines:
                     url = f"http://127.0.0.1:{PORT}/{name}/v2/models/{name}"
-                    described = ray.get(ray.remote(num_cpus=0)(_described).remote(url))
-                    asked, bad = requests(module, described), bad_bodies(described)
-                    part = given.seconds / given.turns
-                    loading = partial(load, f"{url}/infer", asked, bad, part, given.connections)
+                    described = _described(url)
+                    if described not in asked:
+                        asked[described] = requests(module, described)
+                    bad, seconds = bad_bodies(described), given.seconds / given.turns
+                    loading = partial(load, f"{url}/infer", asked[described], bad, connections=given.connections)
                     if turn == 0:
-                        asyncio.run(load(f"{url}/infer", asked, bad, 2, given.connections))  # warm
+                        asyncio.run(loading(seconds=2))  # warm
                     if turn + 1 < given.turns:
-                        steady[name].add(asyncio.run(loading()))
+                        steady[name].add(asyncio.run(loading(seconds=seconds)))
                     else:
-                        killed[name].add(asyncio.run(with_kill(name, part, loading())))
+                        killed[name].add(asyncio.run(with_kill(name, seconds, loading(seconds=seconds))))
         finally:
             serve.shutdown()
             ray.shutdown()
@@ -271,13 +274,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _described(url: str) -> str:
-    import urllib.request
-
+    """Return the name of the input, by the model's metadata."""
     with urllib.request.urlopen(url, timeout=60) as answer:
         return str(json.load(answer)["inputs"][0]["name"])
 
 
 def _row(name: str, steady: Seen, killed: Seen) -> list[str]:
+    """Return the figures of an engine."""
     counts = steady.counts + killed.counts
     wrong = counts["lost"] + counts["wrong"] + counts["bad, accepted"]
     p50, p99 = np.quantile(steady.latencies or killed.latencies, [0.5, 0.99]) * 1e3
