@@ -69,30 +69,27 @@ print(json.dumps(found))
 """
 
 
-def measured(model: str, threads: int, processes: int) -> None:
-    """Compile, load in fresh processes, compare, print."""
+def measured(model: str, threads: int, processes: int, folder: Path) -> None:
+    """Compile or find the plan, load it in fresh processes, compare, print."""
     torch.set_num_threads(threads)
-    net = fp.compile(model)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "net.fmtplan"
-        net.save(path)
-        size = path.stat().st_size / 1e6
-        expected = net.run_flat(net.random_inputs())
-        rows = [json.loads(_run(LOAD, path, threads)) for _ in range(processes)]
-        shares = json.loads(_run(PROFILE, path, threads))
-    digest = hashlib.sha256(b"".join(one.contiguous().numpy().tobytes() for one in expected)).hexdigest()
+    path = folder / f"{model}-{threads}.fmtplan"
+    if not path.exists():
+        fp.compile(model).save(path)
+    net = fp.load_plan(path, on_mismatch="error")
+    results = net.run_flat(net.random_inputs())
+    digest = hashlib.sha256(b"".join(one.contiguous().numpy().tobytes() for one in results)).hexdigest()
+    rows = [json.loads(_run(LOAD, path, threads)) for _ in range(processes)]
     if any(found != digest for _, found in rows):
         raise SystemExit(f"{model}: a loaded plan gives other bits")
-    print(
-        f"{model}, {threads} threads, {size:.0f} MB, {processes} processes, equal bits; seconds, median (least to most)"
-    )
-    names = list(rows[0][0])
-    for name in names:
-        values = sorted(times[name] for times, _ in rows)
-        print(f"  {name:16} {median(values):.3f} ({values[0]:.3f} to {values[-1]:.3f})")
-    sums = sorted(times["load_plan"] + times["first run"] for times, _ in rows)
-    print(f"  {'load + first run':16} {median(sums):.3f} ({sums[0]:.3f} to {sums[-1]:.3f})")
-    print("  in load_plan, profiled:", ", ".join(f"{name} {value:.3f}" for name, value in shares.items()))
+    size = path.stat().st_size / 1e6
+    print(f"{model}, {threads} threads, {size:.0f} MB, {processes} processes, equal bits")
+    print("seconds, median (least to most)")
+    columns = {name: [times[name] for times, _ in rows] for name in rows[0][0]}
+    columns["load + first run"] = [times["load_plan"] + times["first run"] for times, _ in rows]
+    for name, values in columns.items():
+        print(f"  {name:16} {median(values):.3f} ({min(values):.3f} to {max(values):.3f})")
+    shares = json.loads(_run(PROFILE, path, threads))
+    print("  in load_plan, profiled:", ", ".join(f"{name} {value:.3f}" for name, value in shares.items()), flush=True)
 
 
 def _run(script: str, path: Path, threads: int) -> str:
@@ -105,6 +102,8 @@ if __name__ == "__main__":
     parser.add_argument("models", nargs="*", default=["resnet50", "bert_base"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--processes", type=int, default=7)
+    parser.add_argument("--folder", type=Path, help="where plan files are kept for the next time")
     given = parser.parse_args()
-    for one in given.models:
-        measured(one, given.threads, given.processes)
+    with tempfile.TemporaryDirectory() as temporary:
+        for one in given.models:
+            measured(one, given.threads, given.processes, given.folder or Path(temporary))

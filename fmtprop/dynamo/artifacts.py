@@ -26,8 +26,9 @@ _TYPE = "fmtprop"
 #: most bytes of an unpacked artefact
 _MOST_NBYTES = 1 << 27
 
-#: key -> content of the artefacts that were loaded
+#: key -> content of the artefacts that were loaded, and of those that this process made
 _LOADED: dict[str, bytes] = {}
+_MADE: dict[str, bytes] = {}
 
 
 @CacheArtifactFactory.register
@@ -92,5 +93,10 @@ def record(key: str | None, net: CompiledModel | None, reason: str) -> None:
     except FmtpropError as error:
         _LOG.info("a plan has no artefact: %s", error)
         return
-    content = json.dumps({"choices": text, "reason": reason}).encode()
-    CacheArtifactManager.record_artifact(_TYPE, key, zlib.compress(content, 1))
+    content = _MADE[key] = zlib.compress(json.dumps({"choices": text, "reason": reason}).encode(), 1)
+    CacheArtifactManager.record_artifact(_TYPE, key, content)
+
+
+def known() -> dict[str, bytes]:
+    """Return all artefacts of this process, by key."""
+    return {**_LOADED, **_MADE}

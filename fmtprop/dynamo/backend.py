@@ -19,6 +19,7 @@ from fmtprop.compiling.turns import compare
 from fmtprop.dynamo.caches import growing
 from fmtprop.dynamo.pieces import Piece, Pieces, has_fixed_products, in_place, parted
 from fmtprop.dynamo.region import InPyTorch, LeftToPyTorch, Region
+from fmtprop.dynamo.saved_graph import SavedGraph, is_wanted
 from fmtprop.dynamo.unreached import Watch
 from fmtprop.errors import OptionError
 from fmtprop.frontends.fx_import import placeholders
@@ -77,6 +78,15 @@ def backend(
         This CPU lacks f16.
     """
     _WATCH.end()
+    if is_wanted():
+        return SavedGraph.of(module, (mode, dict(options or {})))
+    return made(module, example_inputs, mode, options)
+
+
+def made(
+    module: fx.GraphModule, example_inputs: Sequence[Any], mode: str | None, options: Mapping[str, Any] | None
+) -> Callable[..., Any]:
+    """Make a captured graph ready to run: :func:`backend` for a graph that PyTorch does not save."""
     given = dict(options or {})
     grow = given.pop(_GROW, False)
     if not isinstance(grow, bool):

@@ -85,3 +85,47 @@ def test_hostile_choices_are_refused():
     for text in ("[]", "{}", '{"nodes": [1], "descs": []}', '{"nodes": [], "descs": [["f32", [1], "qq"]]}'):
         with pytest.raises(FmtpropError):
             choices_of(text)
+
+
+AHEAD = """
+import sys, torch
+import fmtprop.dynamo
+from fmtprop.dynamo import artifacts
+which, path = sys.argv[1:]
+torch.manual_seed(0)
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.BatchNorm2d(16)
+        self.second = torch.nn.Conv2d(16, 16, 3)
+    def forward(self, x):
+        return self.second(self.norm(self.first(x)).relu())
+module = Net().eval()
+x = torch.randn(1, 3, 32, 32)
+with torch.no_grad():
+    if which == "first":
+        function = torch.compile(module, backend="fmtprop", fullgraph=True).forward.aot_compile(((x,), {}))
+    else:
+        with open(path, "rb") as file:
+            function = torch.compiler.load_compiled_function(file)
+        assert artifacts.known()
+    result = function(module, x)
+    torch.testing.assert_close(result, module(x), rtol=1e-4, atol=1e-5)
+    module.first.weight.data.mul_(2)
+    torch.testing.assert_close(function(module, x), module(x), rtol=1e-4, atol=1e-5)
+    x = torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(function(module, x), module(x), rtol=1e-4, atol=1e-5)
+if which == "first":
+    function.save_compiled_function(path)
+print(result.view(torch.int32).sum().item(), len(artifacts.known()))
+"""
+
+
+def test_a_function_that_is_compiled_ahead_is_saved_and_loaded(tmp_path):
+    """torch.compile's aot_compile: with other weights and inputs, too."""
+    path = str(tmp_path / "function")
+    first, second = (
+        subprocess.run([sys.executable, "-c", AHEAD, which, path], capture_output=True, text=True, check=True).stdout
+        for which in ("first", "second")
+    )
+    assert second.split()[1] == first.split()[1]

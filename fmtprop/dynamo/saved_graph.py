@@ -1,0 +1,89 @@
+"""A captured graph that PyTorch saves: ``torch.compile(...).aot_compile(...)``, and its artefacts.
+
+Owns what is in the bytes: the graph, which of its inputs are weights, the options, and what regions learned. As all
+that PyTorch saves of compiled functions, they are a pickle: read them only from a source that you trust.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.aot_compile_types import SerializableCallable
+from torch._subclasses import FakeTensorMode
+from torch.fx._graph_pickler import GraphPickler
+from torch.fx._graph_pickler import Options as PicklerOptions
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from fmtprop.dynamo import artifacts
+from fmtprop.frontends.fx_import import placeholders
+
+_STATIC = "_dynamo_static_input_type"
+
+
+def is_wanted() -> bool:
+    """Return whether PyTorch compiles a graph to save it: then alone it compiles without a key."""
+    return bool(torch._functorch.config.bypass_autograd_cache_key)
+
+
+class SavedGraph(SerializableCallable):
+    """A captured graph, and the functions that run it, one for the shapes of each call.
+
+    Parameters
+    ----------
+    graph : bytes
+        The graph, without what was recorded about its nodes.
+    static : tuple of int
+        The inputs that are parameters and buffers.
+    how : tuple of (str or None, mapping)
+        Mode and options, as the backend takes them.
+    """
+
+    def __init__(self, graph: bytes, static: tuple[int, ...], how: tuple[str | None, Mapping[str, Any]]) -> None:
+        self.graph, self.static, self.how = graph, static, how
+        self._runs: dict[object, Callable[..., Any]] = {}
+
+    @classmethod
+    def of(cls, module: fx.GraphModule, how: tuple[str | None, Mapping[str, Any]]) -> SavedGraph:
+        """Return a captured graph."""
+        pickler = PicklerOptions(ops_filter=None, node_metadata_key_filter=lambda key: False)
+        inputs = enumerate(placeholders(module))
+        static = tuple(i for i, node in inputs if node.meta.get("tensor_dict", {}).get(_STATIC))
+        return cls(GraphPickler.dumps(module, pickler), static, how)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph; the first call with some shapes compiles it, with what an earlier process learned."""
+        varying = (arg for i, arg in enumerate(args) if i not in self.static)
+        key = tuple(tuple(arg.shape) if isinstance(arg, torch.Tensor) else arg for arg in varying)
+        run = self._runs.get(key)
+        if run is None:
+            run = self._runs[key] = self._compiled(args)
+        return run(*args, **kwargs)
+
+    def _compiled(self, args: tuple[Any, ...]) -> Callable[..., Any]:
+        from fmtprop.dynamo.backend import made
+
+        module: Any = GraphPickler.loads(self.graph, FakeTensorMode(shape_env=ShapeEnv()))
+        module.meta["dynamo_compile_id"], module._param_name_to_source = None, {}
+        for place, node in enumerate(placeholders(module)):
+            node._dynamo_source = None
+            if place in self.static:
+                node.meta["tensor_dict"] = {_STATIC: "unguarded"}
+        module.recompile()
+        return made(module, args, *self.how)
+
+    @classmethod
+    def serialize_compile_artifacts(cls, fn: SavedGraph) -> bytes:
+        """Return the bytes."""
+        return pickle.dumps((fn.graph, fn.static, fn.how, artifacts.known()))
+
+    @classmethod
+    def deserialize_compile_artifacts(cls, data: bytes) -> SavedGraph:
+        """Return the graph of bytes from a trusted source."""
+        graph, static, how, learned = pickle.loads(data)
+        for key, content in learned.items():
+            artifacts.RegionArtifact(key, content).populate_cache()
+        return cls(graph, static, how)
