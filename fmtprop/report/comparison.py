@@ -1,4 +1,4 @@
-"""Comparison of policies: one model, planned in several ways, and measured in turns."""
+"""Comparison of policies: one model, planned in several ways, each measured after it is compiled."""
 
 from __future__ import annotations
 

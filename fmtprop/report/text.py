@@ -125,7 +125,8 @@ def certificate_text(report: Report) -> str:
 
 def _machine(report: Report) -> str:
     m = report.machine
-    return f"{m['cpu']}, {m['isa']}, {m['threads']} threads; oneDNN {m['onednn']}, torch {m['torch']}"
+    threads = "1 thread" if m["threads"] == "1" else f"{m['threads']} threads"
+    return f"{m['cpu']}, {m['isa']}, {threads}; oneDNN {m['onednn']}, torch {m['torch']}"
 
 
 def _headline(report: Report) -> str:
