@@ -21,6 +21,7 @@ from fmtprop.compiling.plans import Plans
 from fmtprop.compiling.shapes import Shapes
 from fmtprop.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
 from fmtprop.frontends.onnx import deciding_inputs, open_program
+from fmtprop.onnx.ahead import cases
 from fmtprop.onnx.arrays import NodeArg, node_arg, value_of, written
 from fmtprop.runtime.threads import on_cpu
 
@@ -80,6 +81,9 @@ class InferenceSession:
         Ignored.
     max_shapes : int
         Plans that are kept, one per combination of input shapes; the one that was used longest ago goes first.
+    shapes : mapping of str to sequence, optional
+        Shapes that are planned when the session is made: sizes by input, each a number or a range, such as
+        ``{"x": (1, 3, 48, (320, 640, 32))}``: from 320 to 640 in steps of 32.
     **options : object
         Of :func:`fmtprop.compile`: ``policy``, ``dtype``, ``tune``, ….
 
@@ -89,6 +93,8 @@ class InferenceSession:
         The model is invalid, or has an operator that is not supported.
     UnsupportedOpError
         There is no such option.
+    InputError
+        `shapes` does not fit the inputs, or has more combinations than plans are kept.
 
     Examples
     --------
@@ -112,6 +118,7 @@ class InferenceSession:
         provider_options: Sequence[Any] | None = None,
         *,
         max_shapes: int = MAX_SHAPES,
+        shapes: Mapping[str, Sequence[int | tuple[int, int, int]]] | None = None,
         **options: Any,
     ) -> None:
         _check_providers(providers)
@@ -139,6 +146,16 @@ class InferenceSession:
             self._leave(f"input {narrow[0]} is of 16-bit floats, which PyTorch rounds as ONNX does")
         elif self._is_fixed and not self._deciding:
             self._plan(tuple(tuple(int(size or 0) for size in arg.shape) for arg in self._inputs))
+        if shapes is not None:
+            self._plan_ahead(shapes)
+
+    def _plan_ahead(self, shapes: Mapping[str, Sequence[int | tuple[int, int, int]]]) -> None:
+        if self._deciding:
+            names = ", ".join(self._deciding)
+            raise InputError(f"shapes: plans depend on values of {names}: leave it out, and run the session on them")
+        for case in cases(shapes, self._inputs, self._max_shapes):
+            if self.reason is None:
+                self._plan(case)
 
     def get_inputs(self) -> list[NodeArg]:
         """Return the model's inputs, without those that have an initialiser."""

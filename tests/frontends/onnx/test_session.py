@@ -240,6 +240,28 @@ def test_the_plan_used_longest_ago_goes_first():
     assert list(made.plans) == [((3, 2), (3,))]
 
 
+def test_known_ranges_are_planned_when_a_session_is_made():
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[n, 2, w] x, float[n] b) => (float[n, 2, w] y) { y = Relu(x) }"""
+    made = session(text, shapes={"x": ((1, 2, 1), 2, (4, 9, 4)), "b": ((1, 2, 1),)})
+    planned = list(made.plans)
+    assert planned == [((n, 2, w), (n,)) for n in (1, 2) for w in (4, 8)]
+    x = np.float32(np.random.default_rng(0).standard_normal((2, 2, 8)))
+    np.testing.assert_array_equal(made.run(None, {"x": x, "b": np.zeros(2, np.float32)})[0], np.maximum(x, 0))
+    assert sorted(made.plans) == planned
+    for shapes, words in [
+        ({"z": (1,)}, "must map inputs to sizes: x, b"),
+        ({"x": (1, 2)}, "the input has the shape"),
+        ({"x": (1, 3, 4), "b": (1,)}, "not the model's own 2"),
+        ({"x": (1, 2, (9, 4, 1)), "b": (1,)}, "neither a size nor"),
+        ({"x": (1, 2, 4), "b": (2,)}, "other sizes in another input"),
+        ({"x": (1, 2, (1, 99, 1)), "b": (1,)}, "99 combinations of sizes, but max_shapes is 8"),
+        ({"x": (1, 2, 4)}, "neither a size nor"),
+    ]:
+        with pytest.raises(InputError, match=words):
+            session(text, shapes=shapes)
+
+
 def test_a_loop_without_rounds_has_rows_of_the_declared_shape():
     text = """<ir_version: 8, opset_import: ["" : 17]> g (float[2] x, int64 n) => (float[2] y, float[k, 2] z) {
         t = Constant<value_int = 1>()
