@@ -147,7 +147,8 @@ def _why_no_bytes(way: Way, offered: list[Candidate], spec: AssignFormats) -> st
 
 
 def _reads_bytes(candidate: Candidate, names: set[str]) -> bool:
-    return any(candidate.operands[name].dtype.nbytes == 1 for name in names)
+    # a way to run several nodes at once may lack an operand that is made inside
+    return any(desc.dtype.nbytes == 1 for name, desc in candidate.operands.items() if name in names)
 
 
 def _reason(candidate: Candidate, offered: list[Candidate], greedy: Node | None, main: str) -> str:
