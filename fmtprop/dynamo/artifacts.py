@@ -11,8 +11,6 @@ import logging
 import zlib
 from dataclasses import dataclass
 
-from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
-
 from fmtprop.compiling.choices import choices_of, choices_text, key_of_graph
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
@@ -31,18 +29,30 @@ _LOADED: dict[str, bytes] = {}
 _MADE: dict[str, bytes] = {}
 
 
-@CacheArtifactFactory.register
-class RegionArtifact(CacheArtifact):
-    """What a region learned about one graph."""
+def keep(key: str, content: bytes) -> None:
+    """Keep an artefact for the region that will ask."""
+    _LOADED[key] = content
 
-    def populate_cache(self) -> None:
-        """Keep it for the region that will ask."""
-        _LOADED[self.key] = self.content
 
-    @staticmethod
-    def type() -> str:
-        """Return the name of the type among PyTorch's."""
-        return _TYPE
+try:
+    from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
+
+    @CacheArtifactFactory.register
+    class RegionArtifact(CacheArtifact):
+        """What a region learned about one graph."""
+
+        def populate_cache(self) -> None:
+            """Keep it for the region that will ask."""
+            keep(self.key, self.content)
+
+        @staticmethod
+        def type() -> str:
+            """Return the name of the type among PyTorch's."""
+            return _TYPE
+
+    _RECORD = CacheArtifactManager.record_artifact
+except (ImportError, AttributeError, TypeError):  # PyTorch of before has no artefacts of others
+    _RECORD = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -94,7 +104,8 @@ def record(key: str | None, net: CompiledModel | None, reason: str) -> None:
         _LOG.info("a plan has no artefact: %s", error)
         return
     content = _MADE[key] = zlib.compress(json.dumps({"choices": text, "reason": reason}).encode(), 1)
-    CacheArtifactManager.record_artifact(_TYPE, key, content)
+    if _RECORD is not None:
+        _RECORD(_TYPE, key, content)
 
 
 def known() -> dict[str, bytes]:

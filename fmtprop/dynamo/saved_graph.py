@@ -12,21 +12,21 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.aot_compile_types import SerializableCallable
-from torch._subclasses import FakeTensorMode
-from torch.fx._graph_pickler import GraphPickler
-from torch.fx._graph_pickler import Options as PicklerOptions
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fmtprop.dynamo import artifacts
 from fmtprop.frontends.fx_import import placeholders
+
+try:
+    from torch._dynamo.aot_compile_types import SerializableCallable
+except ImportError:  # PyTorch of before saves no functions
+    SerializableCallable = object  # type: ignore[misc, assignment]
 
 _STATIC = "_dynamo_static_input_type"
 
 
 def is_wanted() -> bool:
     """Return whether PyTorch compiles a graph to save it: then alone it compiles without a key."""
-    return bool(torch._functorch.config.bypass_autograd_cache_key)
+    return bool(getattr(torch._functorch.config, "bypass_autograd_cache_key", False))
 
 
 class SavedGraph(SerializableCallable):
@@ -49,7 +49,9 @@ class SavedGraph(SerializableCallable):
     @classmethod
     def of(cls, module: fx.GraphModule, how: tuple[str | None, Mapping[str, Any]]) -> SavedGraph:
         """Return a captured graph."""
-        pickler = PicklerOptions(ops_filter=None, node_metadata_key_filter=lambda key: False)
+        from torch.fx._graph_pickler import GraphPickler, Options  # imports Inductor, which no other graph needs
+
+        pickler = Options(ops_filter=None, node_metadata_key_filter=lambda key: False)
         inputs = enumerate(placeholders(module))
         static = tuple(i for i, node in inputs if node.meta.get("tensor_dict", {}).get(_STATIC))
         return cls(GraphPickler.dumps(module, pickler), static, how)
@@ -64,6 +66,10 @@ class SavedGraph(SerializableCallable):
         return run(*args, **kwargs)
 
     def _compiled(self, args: tuple[Any, ...]) -> Callable[..., Any]:
+        from torch._subclasses import FakeTensorMode
+        from torch.fx._graph_pickler import GraphPickler
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
         from fmtprop.dynamo.backend import made
 
         module: Any = GraphPickler.loads(self.graph, FakeTensorMode(shape_env=ShapeEnv()))
@@ -85,5 +91,5 @@ class SavedGraph(SerializableCallable):
         """Return the graph of bytes from a trusted source."""
         graph, static, how, learned = pickle.loads(data)
         for key, content in learned.items():
-            artifacts.RegionArtifact(key, content).populate_cache()
+            artifacts.keep(key, content)
         return cls(graph, static, how)

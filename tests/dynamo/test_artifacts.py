@@ -75,7 +75,7 @@ def test_a_damaged_artefact_is_left_out(fresh, monkeypatch, caplog):
     monkeypatch.setattr(artifacts, "_LOADED", {})
     monkeypatch.setattr(artifacts, "key_of", lambda graph, options: "key")
     module, x = torch.nn.Linear(8, 4), torch.randn(2, 8)
-    artifacts.RegionArtifact("key", b"no artefact").populate_cache()
+    artifacts.keep("key", b"no artefact")
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(module, backend=fmtprop.dynamo.backend)(x), module(x))
     assert "is damaged, and the graph is compiled without it" in caplog.text
