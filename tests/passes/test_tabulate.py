@@ -111,3 +111,19 @@ def test_a_plan_with_a_table_means_the_graph():
     x = torch.randn(DIMS, generator=torch.Generator().manual_seed(0)) * 5
     net = fp.compile(graph, confirm=False)
     assert torch.equal(net(x), evaluate(graph, {"x": x})[0])
+
+
+@pytest.mark.parametrize("kept", [(), ("*",)], ids=["free", "floats"])
+def test_plans_of_a_function_and_of_a_sum_behind_it(kept):
+    graph = swish(117)
+    whole = Graph("both")
+    x = whole.input("x", TensorType(DIMS))
+    rounded = emit(whole, "fake_quantize", {"src": x}, FakeQuantize(0.05, -117, 138))
+    gate = emit(whole, "eltwise", {"src": rounded}, Eltwise("logistic"))
+    gate = emit(whole, "fake_quantize", {"src": gate}, FakeQuantize(1 / 256, 0, 255))
+    total = emit(whole, "binary", {"src_0": rounded, "src_1": gate}, Binary("add"))
+    whole.output(emit(whole, "fake_quantize", {"src": total}, FakeQuantize(0.04, -7, 248)))
+    numbers = torch.randn(DIMS, generator=torch.Generator().manual_seed(0)) * 5
+    for one in (graph, whole):
+        net = fp.compile(one, confirm=False, keep_float=kept)
+        assert torch.equal(net(numbers), evaluate(one, {"x": numbers})[0])

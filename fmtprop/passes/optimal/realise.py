@@ -8,7 +8,7 @@ from dataclasses import replace
 from fmtprop.errors import PassError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
-from fmtprop.layout import MemoryDesc
+from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.assignment.assign import AssignFormats, Assignment, Placed
 from fmtprop.passes.assignment.formats import describe
 from fmtprop.passes.editing import unused_name
@@ -134,21 +134,20 @@ class _Realisation(Assignment):
 
 def _why_no_bytes(way: Way, offered: list[Candidate], spec: AssignFormats) -> str:
     """Return why a node of a quantized model computes with real numbers; nothing for any other node."""
-    node = way.node
-    read = {name for name in node.grids if name in way.candidate.operands}
-    if not read or _reads_bytes(way.candidate, read) or way.candidate.target == "view":
+    node, candidate = way.node, way.candidate
+    is_quantized = bool(node.grids.keys() & candidate.operands.keys())
+    if not is_quantized or candidate.target == "view" or _reads_bytes(candidate):
         return ""
     if not spec.setting.allows_bytes(node):
         return "; stays in floats: keep_float names it"
-    in_bytes = [candidate.cost for candidate in offered if _reads_bytes(candidate, read)]
+    in_bytes = [other.cost for other in offered if _reads_bytes(other)]
     if not in_bytes:
         return "; stays in floats: no implementation here computes with its bytes"
     return f"; stays in floats: {min(in_bytes) * 1e6:.0f} us in bytes, and changes of type around it"
 
 
-def _reads_bytes(candidate: Candidate, names: set[str]) -> bool:
-    # a way to run several nodes at once may lack an operand that is made inside
-    return any(desc.dtype.nbytes == 1 for name, desc in candidate.operands.items() if name in names)
+def _reads_bytes(candidate: Candidate) -> bool:
+    return any(desc.dtype in (DataType.S8, DataType.U8) for desc in candidate.operands.values())
 
 
 def _reason(candidate: Candidate, offered: list[Candidate], greedy: Node | None, main: str) -> str:
