@@ -17,7 +17,7 @@ from fmtprop.compiling.options import KEPT, Options
 from fmtprop.compiling.stages import check_f16
 from fmtprop.compiling.turns import compare
 from fmtprop.dynamo.caches import growing
-from fmtprop.dynamo.pieces import Piece, Pieces, has_fixed_products, in_place, parted
+from fmtprop.dynamo.pieces import Piece, Pieces, has_codes, has_fixed_products, in_place, parted
 from fmtprop.dynamo.region import InPyTorch, LeftToPyTorch, Region
 from fmtprop.dynamo.saved_graph import SavedGraph, is_wanted
 from fmtprop.dynamo.unreached import Watch
@@ -127,7 +127,8 @@ def regions_by(
         constants = _constant_inputs(functional)
         if grow and has_fixed_products(functional, constants):
             functional = growing(functional)
-        pieces = parted(functional, constants, own_views=options.weights is not None)
+        coded = options.weights is not None or has_codes(functional, constants)
+        pieces = parted(functional, constants, own_views=coded)
         is_all = len(pieces) == 1 and _changes_nothing()
         runs = [run_of(piece, is_all) for piece in pieces]
         if views is None and isinstance(runs[0], Region):

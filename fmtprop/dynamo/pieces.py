@@ -85,6 +85,10 @@ class Pieces:
         ]
 
 
+#: types of integers that codes are kept in
+_CODES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32})
+
+
 def parted(module: fx.GraphModule, constants: frozenset[int], *, own_views: bool = False) -> list[Piece]:
     """Return the pieces of a graph, in order; one piece if plans can run all of it.
 
@@ -128,6 +132,12 @@ def parted(module: fx.GraphModule, constants: frozenset[int], *, own_views: bool
     if sum(map(bool, groups)) == 1:  # the caller passes all inputs, read or not
         return [Piece(module, constants, (), (), is_ours=False)]
     return [_piece(module, known, views, group, level % 2 == 0) for level, group in enumerate(groups) if group]
+
+
+def has_codes(module: fx.GraphModule, constants: frozenset[int]) -> bool:
+    """Return whether a constant is a matrix of integers of at most 32 bits, as codes of weights are."""
+    known = [node.meta.get("val") for place, node in enumerate(placeholders(module)) if place in constants]
+    return any(isinstance(one, torch.Tensor) and one.ndim > 1 and one.dtype in _CODES for one in known)
 
 
 def _views_of(constants: set[fx.Node], calls: set[fx.Node]) -> set[fx.Node]:
