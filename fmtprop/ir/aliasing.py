@@ -7,11 +7,14 @@ place, the sources lie in the result's buffer. A node never overwrites one of th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, opdef
 from fmtprop.layout import MemoryDesc
+
+if TYPE_CHECKING:
+    from fmtprop.ir.graph import Graph
 
 
 def is_view(graph: Graph, name: str) -> bool:

@@ -35,7 +35,7 @@ from fmtprop.errors import GraphError
 from fmtprop.ir.file_data import Reader, Writer
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.json_text import parse_json
-from fmtprop.ir.networkx_form import from_networkx, plain_node
+from fmtprop.ir.networkx_form import plain_node
 from fmtprop.ir.node import Value
 from fmtprop.ir.plain import attrs_from_plain
 from fmtprop.ir.verify import Stage, verify
@@ -163,7 +163,7 @@ def load(path: str | os.PathLike[str], *, deferred: bool = False) -> Graph:
     try:
         document = _parse(source)
         nxg = _assemble(document, Reader(source.parent, document.get("weights"), deferred))
-        graph = from_networkx(nxg)
+        graph = Graph.from_networkx(nxg)
         nxg.clear()  # its cached views would keep it and all weights alive until the next garbage collection
         verify(graph, Stage.IMPORTED)
     except GraphError as error:

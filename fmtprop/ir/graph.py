@@ -418,4 +418,4 @@ class Graph:
         """
         from fmtprop.ir.networkx_form import from_networkx
 
-        return from_networkx(nxg)
+        return from_networkx(nxg, cls)

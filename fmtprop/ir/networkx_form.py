@@ -57,7 +57,7 @@ def to_networkx(graph: Graph) -> nx.MultiDiGraph[str]:
     >>> g.output(emit(g, "eltwise", {"src": g.input("x", TensorType((1, 8)))}, Eltwise("relu")))
     >>> nxg = to_networkx(g)
     >>> nxg.nodes["relu_1"]["attrs"]["alg"] = "tanh"
-    >>> from_networkx(nxg).node("relu_1").attrs
+    >>> from_networkx(nxg, Graph).node("relu_1").attrs
     Eltwise(alg='tanh', alpha=0.0, beta=0.0)
     """
     import networkx as nx
@@ -98,7 +98,7 @@ def _plain_post_op(post_op: PostOp) -> dict[str, Any]:
 # ---------------------------------------------------------------- back
 
 
-def from_networkx(nxg: nx.MultiDiGraph[str]) -> Graph:
+def from_networkx(nxg: nx.MultiDiGraph[str], graph_of: type[Graph]) -> Graph:
     """Build a graph from plain networkx data.
 
     Parameters
@@ -106,6 +106,8 @@ def from_networkx(nxg: nx.MultiDiGraph[str]) -> Graph:
     nxg : networkx.MultiDiGraph
         The form in the module's docstring. A node without ``order`` goes right before its first reader, as with
         :meth:`Graph.insert`; inputs, outputs and nodes without readers go last, in the order of adding.
+    graph_of : type
+        The class of graphs.
 
     Raises
     ------
@@ -115,7 +117,6 @@ def from_networkx(nxg: nx.MultiDiGraph[str]) -> Graph:
     """
     import networkx as nx
 
-    from fmtprop.ir.graph import Graph
     from fmtprop.ir.verify import verify_structure
 
     if not isinstance(nxg, nx.MultiDiGraph):
@@ -127,7 +128,7 @@ def from_networkx(nxg: nx.MultiDiGraph[str]) -> Graph:
     inputs = {key: _inputs(nxg, node) for key, node in nodes.items()}
     orders = _orders(nxg, nodes)
 
-    graph = Graph(name, structure)
+    graph = graph_of(name, structure)
     graph.constants = {key: data["data"] for key, data in nxg.nodes(data=True) if "data" in data}
     for key, node in nodes.items():
         graph._graph.add_node(key, node=node, order=orders[key])

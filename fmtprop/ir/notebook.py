@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
+from typing import TYPE_CHECKING
 
-from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.system.printable import printable
+
+if TYPE_CHECKING:
+    from fmtprop.ir.graph import Graph
 
 _HEAD = "<tr><th>node</th><th>op</th><th>reads</th><th>gives</th></tr>"
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fmtprop.errors import FmtpropError, FormatError, GraphError, ShapeError, VerifyError
 from fmtprop.ir import verify_formats as formats
 from fmtprop.ir.aliasing import is_view, overwrite_hazard
-from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node, PostOp
 from fmtprop.ir.op import Category, opdef
@@ -24,7 +24,10 @@ from fmtprop.ir.post_ops import types_along
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 
-Check = Callable[[Graph], Iterator[str]]
+if TYPE_CHECKING:
+    from fmtprop.ir.graph import Graph
+
+Check = Callable[["Graph"], Iterator[str]]
 
 
 class Stage(IntEnum):

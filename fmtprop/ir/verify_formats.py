@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.aliasing import is_in_place, is_view, parts_of
-from fmtprop.ir.graph import Graph
 from fmtprop.ir.op import opdef
 from fmtprop.ir.ports import result_names
 from fmtprop.layout import FormatKind
+
+if TYPE_CHECKING:
+    from fmtprop.ir.graph import Graph
 
 
 def descs_match(graph: Graph) -> Iterator[str]:

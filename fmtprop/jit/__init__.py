@@ -4,6 +4,7 @@ Owns the code, its executable memory and the threads that run kernels. Must not 
 sees rows of numbers, the loop sees functions and arguments.
 """
 
+from fmtprop.jit.arguments import CHUNK_NBYTES
 from fmtprop.jit.bag import BagKernel
 from fmtprop.jit.batch_norms import BatchNormKernel
 from fmtprop.jit.calls import Call, CallList
@@ -14,7 +15,7 @@ from fmtprop.jit.gather import GatherKernel
 from fmtprop.jit.gemv import GemvKernel, Tail
 from fmtprop.jit.given_norm import GivenNormKernel
 from fmtprop.jit.grouped_convolution import GroupedConvolutionKernel
-from fmtprop.jit.kernel import ALONE_NBYTES, CHUNK_NBYTES, Kernel, Work, kernel_for, on_one_thread, unavailable
+from fmtprop.jit.kernel import ALONE_NBYTES, Kernel, Work, kernel_for, on_one_thread, unavailable
 from fmtprop.jit.lookup import LookupKernel
 from fmtprop.jit.memory import no_code
 from fmtprop.jit.nbits import DecodeKernel, NBitsKernel

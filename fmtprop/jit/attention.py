@@ -6,19 +6,20 @@ transposed, a vector of queries for each key, so that softmax needs no sums acro
 
 from __future__ import annotations
 
-from ctypes import addressof, c_float, c_int64, c_uint64, c_void_p
+from ctypes import addressof, c_float, c_int64
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
 from math import inf, prod
 
+from fmtprop.jit.arguments import VECTORS, AttentionArguments, filled
 from fmtprop.jit.isa import AVX2
-from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, serves, threads_for
+from fmtprop.jit.kernel import Kernel, isa, serves, threads_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
 from fmtprop.layout import DataType
 
-#: vectors of queries of a block, and most masks of a kernel
-VECTORS, MASKS = 2, 2
+#: most masks of a kernel
+MASKS = 2
 
 #: most keys with scores that are computed at a time
 _KEYS = 12
@@ -46,19 +47,6 @@ class Tensor:
 
     batch: tuple[int, ...]
     row: int
-
-
-class AttentionArguments(Arguments):
-    """Arguments of the code of attention."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("src", "key", "value", "mask_0", "mask_1", "dst", "offsets", "numbers")),
-        *((name, c_uint64) for name in ("tasks", "blocks", "block", "queries", "keys", "limit", "entry", "mask_block")),
-        *((name, c_uint64) for name in ("src_row", "key_row", "dst_row")),
-        *((name, c_float) for name in ("scale", "start", "lowest")),
-        *((name, FloatVector) for name in ("ones", "zeros", "infinity")),
-        ("places", c_float * (VECTORS * 16)),
-    )
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from itertools import chain
 
 from iced_x86 import MemoryOperand, Register
 
+from fmtprop.jit.arguments import VECTORS
 from fmtprop.jit.assembler import at
-from fmtprop.jit.attention import VECTORS
 from fmtprop.jit.attention_program import FRAME, KEYS, VALUE, AttentionProgram
 from fmtprop.jit.functions import exp_of_negative
 

@@ -12,8 +12,8 @@ from itertools import chain
 
 from iced_x86 import MemoryOperand, Register
 
+from fmtprop.jit.arguments import VECTORS, AttentionArguments
 from fmtprop.jit.assembler import at
-from fmtprop.jit.attention import VECTORS, AttentionArguments
 from fmtprop.jit.functions import exp_of_negative
 from fmtprop.jit.isa import Isa
 from fmtprop.jit.program import Program, with_table

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import product
 from math import inf, prod
 
+from fmtprop.jit.arguments import Arguments, FloatVector, filled
 from fmtprop.jit.attention import MASKS, Tensor
-from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, serves, threads_for
+from fmtprop.jit.kernel import Kernel, isa, serves, threads_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 

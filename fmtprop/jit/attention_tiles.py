@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from itertools import product
 from math import e, inf, log2, prod
 
+from fmtprop.jit.arguments import Arguments
 from fmtprop.jit.attention import MASKS, AttentionKernel
 from fmtprop.jit.isa import AMX
-from fmtprop.jit.kernel import Arguments, Kernel, serves, threads_for
+from fmtprop.jit.kernel import Kernel, serves, threads_for
 from fmtprop.jit.standalone import StandaloneWork, assembled
 from fmtprop.jit.tiles import CONFIGURATION_NBYTES, ROW_NBYTES, configuration, no_tiles
 from fmtprop.layout import DataType

@@ -5,13 +5,14 @@ A call checks offsets and indices first, so that nothing is read outside the tab
 
 from __future__ import annotations
 
-from ctypes import CFUNCTYPE, addressof, c_int, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, addressof, c_int, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
+from fmtprop.jit.arguments import BagArguments
 from fmtprop.jit.isa import AVX2, Isa
-from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, threads_for
+from fmtprop.jit.kernel import Kernel, isa, serves, threads_for
 from fmtprop.jit.memory import place_code
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
@@ -21,15 +22,6 @@ _MOST_COLUMNS = 4096
 
 #: a table of more bytes is not in the nearest caches
 _NEAR_NBYTES = 1 << 20
-
-
-class BagArguments(Arguments):
-    """Arguments of the code."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("table", "indices", "offsets", "factors", "dst")),
-        *((name, c_uint64) for name in ("bags", "starts", "count", "below", "reach", "padding", "pitch", "row")),
-    )
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from iced_x86 import MemoryOperand, Register
 
+from fmtprop.jit.arguments import BagArguments
 from fmtprop.jit.assembler import Assembler, at
-from fmtprop.jit.bag import BagArguments
 from fmtprop.jit.gather_program import PLACE, check_indices, load_index
 from fmtprop.jit.isa import AVX2, Isa
 from fmtprop.jit.program import Program

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from math import inf, nan
 from typing import ClassVar
 
-from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, threads_for
+from fmtprop.jit.arguments import Arguments, FloatVector, filled
+from fmtprop.jit.kernel import Kernel, isa, threads_for
 from fmtprop.jit.standalone import ChannelKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 

@@ -10,9 +10,10 @@ from ctypes import addressof, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Final
 
+from fmtprop.jit.arguments import UNROLLED, Arguments, FloatVector, filled
 from fmtprop.jit.isa import AVX512
-from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, serves, threads_for
-from fmtprop.jit.rows import UNROLLED, BroadcastKernel
+from fmtprop.jit.kernel import Kernel, isa, serves, threads_for
+from fmtprop.jit.rows import BroadcastKernel
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 

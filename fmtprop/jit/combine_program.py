@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from iced_x86 import MemoryOperand, Register
 
+from fmtprop.jit.arguments import UNROLLED
 from fmtprop.jit.assembler import at
 from fmtprop.jit.combine import VECTORS, CombineArguments
 from fmtprop.jit.isa import Isa
 from fmtprop.jit.program import ARITHMETIC, Program
-from fmtprop.jit.rows import UNROLLED
 
 #: the thread's current row, the one after its last, and the vectors that are left of a row
 _ITEM, _END, _LEFT = Register.R8, Register.R9, Register.RCX

@@ -5,23 +5,15 @@ A call checks all indices first, so that nothing is read outside the table; then
 
 from __future__ import annotations
 
-from ctypes import CFUNCTYPE, addressof, c_int, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, addressof, c_int, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
-from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, threads_for
+from fmtprop.jit.arguments import GatherArguments
+from fmtprop.jit.kernel import Kernel, isa, serves, threads_for
 from fmtprop.jit.memory import place_code
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
-
-
-class GatherArguments(Arguments):
-    """Arguments of the code."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("src_0", "src_1", "dst")),
-        *((name, c_uint64) for name in ("count", "limit", "below", "reach", "row", "pitch")),
-    )
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from iced_x86 import MemoryOperand, Register
 
+from fmtprop.jit.arguments import GatherArguments
 from fmtprop.jit.assembler import Assembler, at
-from fmtprop.jit.gather import GatherArguments
 from fmtprop.jit.isa import AVX2, Isa
 from fmtprop.jit.program import Program
 

@@ -15,7 +15,8 @@ from ctypes import addressof, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Final
 
-from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, takes, threads_for, writes
+from fmtprop.jit.arguments import Arguments
+from fmtprop.jit.kernel import Kernel, isa, serves, takes, threads_for, writes
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from ctypes import addressof, c_byte, c_uint64, c_void_p
 from dataclasses import dataclass
 
+from fmtprop.jit.arguments import Arguments, FloatVector, filled
 from fmtprop.jit.depthwise import DepthwiseKernel
 from fmtprop.jit.gemv import Tail
 from fmtprop.jit.grouped_convolution import Row
-from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa
+from fmtprop.jit.kernel import Kernel, isa
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 

@@ -13,9 +13,10 @@ from ctypes import addressof, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+from fmtprop.jit.arguments import Arguments
 from fmtprop.jit.gemv import Tail
 from fmtprop.jit.isa import AVX2
-from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, threads_for
+from fmtprop.jit.kernel import Kernel, isa, serves, threads_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import c_float, c_uint, c_uint64, c_void_p
+from ctypes import c_uint, c_void_p
 from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 from fmtprop.dnnl import lib
+from fmtprop.jit.arguments import CHUNK_NBYTES, Arguments, FunctionArguments, runtime_function
 from fmtprop.jit.calls import Call, CallList
 from fmtprop.jit.denormals import parallel
 from fmtprop.jit.isa import AVX2, AVX512, Isa
@@ -23,9 +24,6 @@ from fmtprop.layout import DataType
 
 if TYPE_CHECKING:
     from fmtprop.jit.assembler import Assembler
-
-#: threads share a row in pieces of this size; a row is a multiple of it
-CHUNK_NBYTES = 64
 
 #: up to this size, one thread is faster than several
 ALONE_NBYTES = 16 << 10
@@ -95,31 +93,6 @@ class Kernel:
         return ctypes.create_string_buffer(self.table, len(self.table))
 
 
-#: numbers of the widest vector, as an argument
-FloatVector = c_float * 16
-
-
-def filled(number: float) -> ctypes.Array[c_float]:
-    """Return a vector of one number, as an argument."""
-    return FloatVector(*[number] * 16)
-
-
-class Arguments(ctypes.Structure):
-    """Arguments of a kernel's code; each program adds its own fields."""
-
-    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (("threads", c_void_p), ("thread", c_void_p))
-
-    def __init__(self, **fields: Any) -> None:
-        super().__init__(**fields)
-        self.threads, self.thread = address_of("omp_get_num_threads"), address_of("omp_get_thread_num")
-
-
-class FunctionArguments(Arguments):
-    """Arguments of the code of an element-wise function."""
-
-    _fields_ = (("data", c_void_p), ("chunks", c_uint64), ("table", c_void_p))
-
-
 class BoundKernel:
     """A kernel with its arguments, for one Python thread at a time.
 
@@ -177,20 +150,6 @@ def on_one_thread(calls: Sequence[Call], restored: int) -> CallList:
     """Return calls during which the calling thread has one OpenMP thread; `restored` is its number afterwards."""
     first, last = ((runtime_function("omp_set_num_threads"), c_uint(n), None, None, None) for n in (1, restored))
     return CallList([first, *calls, last])
-
-
-def address_of(name: str) -> int | None:
-    """Return the address of a function of the OpenMP runtime."""
-    return ctypes.cast(runtime_function(name), c_void_p).value
-
-
-@cache
-def runtime_function(name: str) -> Any:
-    """Return a function of the OpenMP runtime, or None if it has none of this name."""
-    function = lib().runtime_function(name)
-    if function is not None:
-        function.restype = None  # and no argtypes: the conversion would take longer than the call
-    return function
 
 
 @cache

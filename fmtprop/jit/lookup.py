@@ -10,8 +10,9 @@ from ctypes import addressof, c_ubyte, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 
+from fmtprop.jit.arguments import Arguments
 from fmtprop.jit.isa import AVX512
-from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, threads_for
+from fmtprop.jit.kernel import Kernel, isa, serves, threads_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.system.machine import cpu_fields
 

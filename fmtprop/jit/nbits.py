@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from struct import pack
 from typing import Final
 
+from fmtprop.jit.arguments import Arguments
 from fmtprop.jit.gemv import AT_OUTPUTS, MOST_POST_OPS, Tail
 from fmtprop.jit.isa import Isa
-from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, threads_for
+from fmtprop.jit.kernel import Kernel, isa, serves, threads_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 from ctypes import addressof, c_float, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 
-from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, threads_for
+from fmtprop.jit.arguments import Arguments, FloatVector, filled
+from fmtprop.jit.kernel import Kernel, isa, threads_for
 from fmtprop.jit.standalone import ChannelKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 

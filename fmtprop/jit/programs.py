@@ -8,11 +8,17 @@ from functools import partial
 
 from iced_x86 import Register
 
+from fmtprop.jit.arguments import (
+    CHUNK_NBYTES,
+    UNROLLED,
+    AverageArguments,
+    BroadcastArguments,
+    FoldArguments,
+    FunctionArguments,
+)
 from fmtprop.jit.assembler import Assembler, at
 from fmtprop.jit.isa import Isa
-from fmtprop.jit.kernel import CHUNK_NBYTES, FunctionArguments
 from fmtprop.jit.program import ARITHMETIC, THREAD, THREADS, Program, with_table
-from fmtprop.jit.rows import UNROLLED, AverageArguments, BroadcastArguments, FoldArguments
 
 #: the thread's current item, and the item after its last
 _ITEM, _END = Register.R8, Register.R9

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ctypes import addressof, c_float, c_uint64, c_void_p
 from dataclasses import dataclass
 
-from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, serves, threads_for
-from fmtprop.jit.rows import UNROLLED
+from fmtprop.jit.arguments import UNROLLED, Arguments, FloatVector, filled
+from fmtprop.jit.kernel import Kernel, isa, serves, threads_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 

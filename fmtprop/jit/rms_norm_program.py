@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from iced_x86 import Register
 
+from fmtprop.jit.arguments import UNROLLED
 from fmtprop.jit.assembler import at
 from fmtprop.jit.isa import Isa
 from fmtprop.jit.program import Program
 from fmtprop.jit.rms_norm import RmsNormArguments
-from fmtprop.jit.rows import UNROLLED
 
 #: the thread's current row, and the row after its last; the work that is left within a row
 _ITEM, _END, _LEFT = Register.R8, Register.R9, Register.RCX

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ctypes import addressof, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 
-from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, threads_for
+from fmtprop.jit.arguments import Arguments
+from fmtprop.jit.kernel import Kernel, isa, serves, threads_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 

@@ -16,16 +16,22 @@ oneDNN v3.x, ``src/cpu/x64/jit_uni_pooling.cpp``, ``execute_forward`` for channe
 
 from __future__ import annotations
 
-from ctypes import addressof, c_float, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import addressof, c_float, c_int64
 from dataclasses import dataclass
 from math import inf, prod
 
-from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, address_of, filled, isa, serves, threads_for
+from fmtprop.jit.arguments import (
+    UNROLLED,
+    AverageArguments,
+    BitVector,
+    BroadcastArguments,
+    FoldArguments,
+    address_of,
+    filled,
+)
+from fmtprop.jit.kernel import Kernel, isa, serves, threads_for
 from fmtprop.jit.standalone import ChannelKernel, StandaloneKernel, StandaloneWork, assembled, offered
 from fmtprop.layout import DataType
-
-#: vectors per turn of a loop
-UNROLLED = 4
 
 #: most vectors of columns that are folded at a time, and most vectors of channels that are added up at a time
 _COLUMN_VECTORS, _CHANNEL_VECTORS = 6, 12
@@ -40,38 +46,6 @@ BROADCASTS = ("add", "sub", "mul", "div")
 
 #: algorithm -> initial value of the fold
 FOLDS = {"sum": 0.0, "mean": 0.0, "norm": 0.0, "max": -inf, "min": inf}
-
-_BitVector = c_uint32 * 16
-
-
-class BroadcastArguments(Arguments):
-    """Arguments of the code of a broadcast."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("src_0", "src_1", "dst", "table")),
-        *((name, c_uint64) for name in ("rows", "row", "pitch", "gap", "blocks", "vectors", "rest")),
-    )
-
-
-class FoldArguments(Arguments):
-    """Arguments of the code of a fold."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("src", "dst")),
-        *((name, c_uint64) for name in ("tasks", "groups", "group", "last", "row", "image", "count")),
-        *((name, c_uint64) for name in ("blocks", "vectors", "rest")),
-        *(("start", FloatVector), ("divisor", FloatVector), ("magnitude", _BitVector)),
-    )
-
-
-class AverageArguments(Arguments):
-    """Arguments of the code of an average."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("barrier", "src", "dst", "sums")),
-        *((name, c_uint64) for name in ("images", "image", "places", "row", "groups", "vectors", "thread_sums")),
-        ("divisor", FloatVector),
-    )
 
 
 @dataclass(frozen=True)
@@ -197,7 +171,7 @@ class FoldKernel(StandaloneKernel):
             count=self.count,
             start=filled(FOLDS[self.alg]),
             divisor=filled(self.count),
-            magnitude=_BitVector(*[0x7FFFFFFF] * 16),
+            magnitude=BitVector(*[0x7FFFFFFF] * 16),
             **_divided(self.count),
         )
         return StandaloneWork(self.kernel, arguments, threads_for(self.images * self.count * row, threads))

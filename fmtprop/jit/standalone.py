@@ -9,8 +9,9 @@ from functools import cache, cached_property, partial
 from importlib import import_module
 from typing import ClassVar, TypeVar
 
+from fmtprop.jit.arguments import Arguments, address_of
 from fmtprop.jit.calls import Call
-from fmtprop.jit.kernel import Arguments, BoundKernel, Kernel, address_of, isa, serves
+from fmtprop.jit.kernel import BoundKernel, Kernel, isa, serves
 from fmtprop.layout import DataType
 
 #: operands and results that a program's arguments can point to

@@ -6,7 +6,7 @@ are summed, those of one factor are its rows or columns. More than two tensors a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -18,6 +18,9 @@ from fmtprop.ops.view_attrs import permuted, reshaped
 
 #: a tensor, and a letter for each of its axes
 Factor = tuple[Value, str]
+
+#: emits the product of two tensors, as ``torch.matmul`` does
+Multiply = Callable[[Call, Value, Value], Value | None]
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -86,8 +89,8 @@ def contraction(left: str, right: str, result: str) -> Contraction | None:
     return Contraction(batch, rows, columns, summed)
 
 
-def import_einsum(call: Call) -> Value | None:
-    """Emit the nodes of ``aten.einsum``; None where PyTorch's operator runs it."""
+def import_einsum(call: Call, multiply: Multiply) -> Value | None:
+    """Emit the nodes of ``aten.einsum``, with a function for products; None where PyTorch's operator runs it."""
     operands: Sequence[Value] = call["tensors"]
     named = _named(call["equation"], [call.type(value).ndim for value in operands])
     if named is None:
@@ -105,7 +108,7 @@ def import_einsum(call: Call) -> Value | None:
         pair = factors[first], factors[second]
         factors = [factor for place, factor in enumerate(factors) if place not in (first, second)]
         read = set(result).union(*(axes_of for _, axes_of in factors))
-        product = _product(call, *pair, result if not factors else read, sizes)
+        product = _product(call, multiply, *pair, result if not factors else read, sizes)
         if product is None:
             return None
         factors.insert(0 if call["path"] is None else len(factors), product)
@@ -113,11 +116,9 @@ def import_einsum(call: Call) -> Value | None:
 
 
 def _product(
-    call: Call, left: Factor, right: Factor, wanted: str | set[str], sizes: Mapping[str, int]
+    call: Call, multiply: Multiply, left: Factor, right: Factor, wanted: str | set[str], sizes: Mapping[str, int]
 ) -> Factor | None:
     """Return the product of two tensors with the wanted axes, in their order if that is a text; None if it is none."""
-    from fmtprop.ops.matmul import import_product  # its declaration has this importer
-
     (_, rows_of), (_, columns_of) = left, right
     both = dict.fromkeys(rows_of + columns_of)
     result = wanted if isinstance(wanted, str) else "".join(axis for axis in both if axis in wanted)
@@ -133,7 +134,7 @@ def _product(
         left, right = right, left
     src = _arranged(call, *left, product.batch, (product.rows, product.summed))
     weights = _arranged(call, *right, product.batch, (product.summed, product.columns))
-    dst = import_product(call, src, weights)
+    dst = multiply(call, src, weights)
     if dst is None:
         return None
     dst = reshaped(call, dst, [sizes[axis] for axis in product.result])

@@ -25,6 +25,7 @@ from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable, transposed
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import Ready, Tensors, primitive_of
+from fmtprop.ops.einsum import import_einsum
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.linear import make_inner_product, make_matmul, make_pointwise
 from fmtprop.ops.reduction import Reduction
@@ -221,9 +222,7 @@ def _product(left: str, right: str) -> Importer:
 
 
 def _einsum(call: Call) -> Value | None:
-    from fmtprop.ops.einsum import import_einsum  # which emits products
-
-    return import_einsum(call)
+    return import_einsum(call, import_product)
 
 
 def _baddbmm(call: Call) -> Value | None:

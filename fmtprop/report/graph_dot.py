@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.passes.assignment.formats import describe
-from fmtprop.report.model import op_with_tail
-from fmtprop.report.sketch import computed
+from fmtprop.report.sketch import computed, op_with_tail
 from fmtprop.system.printable import printable
 
 _STYLES = {

@@ -7,8 +7,7 @@ from html import escape
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.passes.assignment.formats import describe
-from fmtprop.report.model import op_with_tail
-from fmtprop.report.sketch import computed, places
+from fmtprop.report.sketch import computed, op_with_tail, places
 from fmtprop.system.printable import printable
 
 #: size of a box, and the distance between boxes, in pixels

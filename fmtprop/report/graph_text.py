@@ -11,7 +11,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.networkx_form import plain_node
 from fmtprop.ir.node import Node
 from fmtprop.passes.assignment.formats import describe
-from fmtprop.report.model import op_with_tail
+from fmtprop.report.sketch import op_with_tail
 from fmtprop.system.printable import aligned, printable
 
 

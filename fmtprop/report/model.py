@@ -12,13 +12,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
 from fmtprop.passes.assignment.formats import describe
 from fmtprop.passes.target import is_loop
 from fmtprop.report.files import OURS_TRACE, write_text
 from fmtprop.report.ledger import ReorderRow, module_of, rows_of_packing, rows_of_run, totals, verdict
 from fmtprop.report.machine import machine
-from fmtprop.report.sketch import BufferRow, EdgeRow, NodeRow, buffers_of, edges_of, nodes_of
+from fmtprop.report.sketch import BufferRow, EdgeRow, NodeRow, buffers_of, edges_of, nodes_of, op_with_tail
 from fmtprop.runtime.plan import Plan, Step
 from fmtprop.targets import ReferenceTarget
 
@@ -374,13 +373,6 @@ def _step_row(step: Step, seconds: float) -> StepRow:
     return StepRow(
         step.node.name, op_with_tail(step.node), impl, step.target, _formats(step), seconds, reason, step.node.origin
     )
-
-
-def op_with_tail(node: Node) -> str:
-    """Return the op and its fused tail: ``convolution+sum+relu``."""
-    names = [node.op if node.op != "eltwise" else getattr(node.attrs, "alg", node.op)]
-    names += [getattr(p.attrs, "alg", p.op) if p.op != "sum" else "sum" for p in node.post_ops]
-    return "+".join(names)
 
 
 def _formats(step: Step) -> str:

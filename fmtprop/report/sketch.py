@@ -116,12 +116,17 @@ def computed(graph: Graph) -> dict[str, Node]:
 
 
 def _node_row(graph: Graph, node: Node, x: float, y: float) -> NodeRow:
-    from fmtprop.report.model import op_with_tail
-
     choice = node.choice
     desc = node.descs[0] if node.descs else graph.desc_of(graph.inputs(node.name)["src"])
     impl, target = (choice.impl, choice.target) if choice is not None else ("", "")
     return NodeRow(node.name, op_with_tail(node), impl, target, node.origin, describe(desc), x, y)
+
+
+def op_with_tail(node: Node) -> str:
+    """Return the op and its fused tail: ``convolution+sum+relu``."""
+    names = [node.op if node.op != "eltwise" else getattr(node.attrs, "alg", node.op)]
+    names += [getattr(p.attrs, "alg", p.op) if p.op != "sum" else "sum" for p in node.post_ops]
+    return "+".join(names)
 
 
 def places(graph: Graph, nodes: Mapping[str, Node]) -> dict[str, tuple[float, float]]:

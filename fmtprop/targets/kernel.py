@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fmtprop.ir.node import Node
 from fmtprop.jit import StandaloneKernel
@@ -29,6 +30,9 @@ class KernelImplementation(Implementation):
     """
 
     kernel: StandaloneKernel
+
+    #: makes the target that offers kernels, which sets this
+    offered_by: ClassVar[Callable[[], Provider]]
 
     @property
     def overwrites(self) -> bool:  # type: ignore[override]  # the same, computed
@@ -57,9 +61,7 @@ class KernelImplementation(Implementation):
 
     def target(self) -> Provider:
         """Return a target that offers kernels."""
-        from fmtprop.targets.onednn import OneDnnTarget  # which asks for these
-
-        return OneDnnTarget()
+        return type(self).offered_by()
 
     def build(self, threads: int) -> Executable:
         """Return the kernel for so many threads."""

@@ -24,6 +24,7 @@ from fmtprop.passes.assignment.formats import plain, worth_trying
 from fmtprop.passes.target import Candidate, Request, is_loop
 from fmtprop.targets.arguments import tail_arguments
 from fmtprop.targets.executable import Provider
+from fmtprop.targets.kernel import KernelImplementation
 from fmtprop.targets.kernels import kernel_candidates
 from fmtprop.targets.known_bad import known_bad
 from fmtprop.targets.mkldnn.recurrent import recurrent_candidates
@@ -390,3 +391,6 @@ def _identity(node: Node, impl: str, operands: Mapping[str, MemoryDesc], results
 def _is_ref(pd: dnnl.PrimitiveDesc) -> bool:
     """Whether oneDNN would run its slow loops."""
     return pd.is_reference or is_loop(pd.impl)
+
+
+KernelImplementation.offered_by = OneDnnTarget

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -42,6 +42,8 @@ class TorchFunction(Implementation):
     may_share: bool = False
     takes_any_numbers: bool = False
 
+    #: makes the target that offers such functions, which sets this
+    offered_by: ClassVar[Callable[[], Provider]]
     makes_results = True
     identity = MappingProxyType({"torch": torch.__version__})
 
@@ -52,9 +54,7 @@ class TorchFunction(Implementation):
 
     def target(self) -> Provider:
         """Return a target of this kind."""
-        from fmtprop.targets.mkldnn.target import MkldnnTarget  # the target that offers kernels
-
-        return MkldnnTarget()
+        return type(self).offered_by()
 
     def build(self, threads: int) -> Executable:
         """Return the executable; PyTorch's operators find the number of threads themselves."""

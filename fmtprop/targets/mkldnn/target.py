@@ -168,3 +168,6 @@ def _converter(src: MemoryDesc, dst: MemoryDesc) -> tuple[str, Callable[[torch.T
     if src.is_plain and can_be_made:
         return "aten::copy_", lambda tensor: copied(tensor, dst)
     return None
+
+
+TorchFunction.offered_by = MkldnnTarget
