@@ -94,6 +94,9 @@ def made(
     return regions_by(options_of(mode, given), lambda region: None, grow=grow)(module, example_inputs)
 
 
+SavedGraph.made = staticmethod(made)
+
+
 def options_of(mode: str | None, given: Mapping[str, Any] | None) -> Options:
     """Return the options of a compilation from those of ``torch.compile``.
 

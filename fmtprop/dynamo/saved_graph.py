@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -42,6 +42,9 @@ class SavedGraph(SerializableCallable):
         Mode and options, as the backend takes them.
     """
 
+    #: makes a graph ready to run: graph, arguments, mode and options; set by the backend, which imports this
+    made: ClassVar[Callable[..., Callable[..., Any]]]
+
     def __init__(self, graph: bytes, static: tuple[int, ...], how: tuple[str | None, Mapping[str, Any]]) -> None:
         self.graph, self.static, self.how = graph, static, how
         self._runs: dict[object, Callable[..., Any]] = {}
@@ -70,8 +73,6 @@ class SavedGraph(SerializableCallable):
         from torch.fx._graph_pickler import GraphPickler
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-        from fmtprop.dynamo.backend import made
-
         module: Any = GraphPickler.loads(self.graph, FakeTensorMode(shape_env=ShapeEnv()))
         module.meta["dynamo_compile_id"], module._param_name_to_source = None, {}
         for place, node in enumerate(placeholders(module)):
@@ -79,7 +80,7 @@ class SavedGraph(SerializableCallable):
             if place in self.static:
                 node.meta["tensor_dict"] = {_STATIC: "unguarded"}
         module.recompile()
-        return made(module, args, *self.how)
+        return SavedGraph.made(module, args, *self.how)
 
     @classmethod
     def serialize_compile_artifacts(cls, fn: SavedGraph) -> bytes:
