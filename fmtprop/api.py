@@ -17,7 +17,7 @@ from fmtprop.compiling.dynamic import DynamicModel
 from fmtprop.compiling.from_graph import compile_graph
 from fmtprop.compiling.inputs import random_inputs
 from fmtprop.compiling.options import DEFAULT_POLICY, KEPT, Options, Tune
-from fmtprop.compiling.program import Program
+from fmtprop.compiling.program import SharedProgram
 from fmtprop.errors import GraphError, ImportModelError, OptionError
 from fmtprop.frontends import from_torch, load
 from fmtprop.frontends.examples import check_examples
@@ -255,7 +255,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         net: CompiledModel | DynamicModel
         if is_symbolic:
             exported = from_torch_symbolic(model, example_inputs, kwargs=kwargs, dynamic_shapes=dynamic_shapes)
-            program = Program(exported)
+            program = SharedProgram(exported)
             net = DynamicModel(exported.name, lambda: program, compile_graph, options, max_shapes, buckets)
         else:
             net = compile_graph(_import(model, example_inputs, kwargs), options)

@@ -71,7 +71,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseResult:
     """Outcome of a case: a report as plain data, or an error."""
 
     case: Case
@@ -130,7 +130,7 @@ def side_by_side(
     tune: str,
     repeats: int,
     progress: Callable[[str, int, int], None],
-) -> list[Outcome]:
+) -> list[CaseResult]:
     """Plan and measure each case, one after the other.
 
     Parameters
@@ -145,7 +145,7 @@ def side_by_side(
     return outcomes
 
 
-def _run(named: Mapping[str, Any], case: Case, tune: str, repeats: int) -> Outcome:
+def _run(named: Mapping[str, Any], case: Case, tune: str, repeats: int) -> CaseResult:
     asked = {"named": named, "tune": tune, "repeats": repeats, **asdict(case)}
     environment = dict(os.environ)
     if case.isa:
@@ -156,12 +156,12 @@ def _run(named: Mapping[str, Any], case: Case, tune: str, repeats: int) -> Outco
     done = subprocess.run(command, capture_output=True, text=True, env=environment, errors="replace")
     for line in done.stdout.splitlines():
         if line.startswith(_MARK):
-            return Outcome(case, **json.loads(line.removeprefix(_MARK)))
+            return CaseResult(case, **json.loads(line.removeprefix(_MARK)))
     lines = done.stderr.strip().splitlines() or [f"ended with exit code {done.returncode}"]
-    return Outcome(case, {}, lines[-1])
+    return CaseResult(case, {}, lines[-1])
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def table(outcomes: Sequence[CaseResult]) -> str:
     """Return the cases side by side; ratios are to the first that ran."""
     shown = Table(title="what if")
     for column in ("case", "isa", "oneDNN", "run", "ratio", "reorders", "in reorders", "arena"):

@@ -23,7 +23,7 @@ from fmtprop.runtime.agreement import relative_error
 from fmtprop.system import collector
 
 if TYPE_CHECKING:
-    from fmtprop.compiling.program import Program
+    from fmtprop.compiling.program import SharedProgram
     from fmtprop.compiling.saving import Saved
     from fmtprop.report import Report
 
@@ -53,7 +53,7 @@ class DynamicModel(Serving, Saveable):
     def __init__(
         self,
         name: str,
-        program: Callable[[], Program],
+        program: Callable[[], SharedProgram],
         make: Callable[..., CompiledModel],
         options: Options,
         max_shapes: int,

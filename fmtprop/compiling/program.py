@@ -10,7 +10,7 @@ from fmtprop.frontends.torch_export import Exported
 
 
 @dataclass(frozen=True)
-class Program:
+class SharedProgram:
     """A model that was exported once for several shapes.
 
     Parameters

@@ -12,7 +12,7 @@ import torch
 
 from fmtprop.compiling.options import Options, Tune
 from fmtprop.compiling.planned import Planned
-from fmtprop.compiling.program import Program
+from fmtprop.compiling.program import SharedProgram
 from fmtprop.compiling.stored_program import program_row
 from fmtprop.errors import GraphError, PlanError
 from fmtprop.ir.file import reference_to, spell_floats
@@ -24,7 +24,7 @@ from fmtprop.planfile.descs import Descs
 from fmtprop.planfile.environment import environment
 from fmtprop.planfile.rows import rows_of
 from fmtprop.system.files import check_replaceable, path_of
-from fmtprop.targets.bound import Memory, Place
+from fmtprop.targets.bound import MovableMemory, Place
 from fmtprop.targets.memory import aligned_bytes, view
 
 #: options that are no part of a plan
@@ -41,7 +41,7 @@ class Saved:
         Its plans, for one shape or for several.
     options : Options
         How it was compiled.
-    program : Program, optional
+    program : SharedProgram, optional
         Of a model for several shapes, what new plans are made of.
     extra : mapping of str to object
         What else a model for several shapes has.
@@ -49,7 +49,7 @@ class Saved:
 
     plans: Sequence[Planned]
     options: Options
-    program: Program | None = None
+    program: SharedProgram | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -172,7 +172,7 @@ def _storable(
     if flat.dtype is torch.uint8 and flat.dim() == 1:
         return (origin, desc), flat
     # a tensor that an operator of PyTorch made
-    return (origin, desc), _laid_out(Place(Memory(flat), desc).tensor(), desc)
+    return (origin, desc), _laid_out(Place(MovableMemory(flat), desc).tensor(), desc)
 
 
 def _source_of(one: Planned, origin: Value) -> torch.Tensor | None:

@@ -13,7 +13,7 @@ import torch
 
 from fmtprop.compiling.inputs import examples_of
 from fmtprop.compiling.planned import Planned
-from fmtprop.compiling.program import Program
+from fmtprop.compiling.program import SharedProgram
 from fmtprop.errors import FmtpropError, PlanError
 from fmtprop.frontends.program_text import program_of, text_of
 from fmtprop.frontends.torch_export import Exported
@@ -34,7 +34,7 @@ _KEYS = {"text": list, "relations": list, "names": dict, "tensors": list, "forms
 # ---------------------------------------------------------------- writing
 
 
-def program_row(program: Program, descs: Descs, blocks: Blocks) -> dict[str, Any]:
+def program_row(program: SharedProgram, descs: Descs, blocks: Blocks) -> dict[str, Any]:
     """Return a program as plain data: numbers that its plans have in the file are not written again.
 
     Raises
@@ -125,7 +125,7 @@ class StoredProgram:
             raise PlanError(f"its program must have the keys {', '.join(_KEYS)}")
         self._row, self._descs, self._blocks, self._graph, self._plans = row, descs, blocks, graph, plans
 
-    def open(self) -> Program:
+    def open(self) -> SharedProgram:
         """Return the program; its plans' packed weights and choices serve other shapes.
 
         Raises
@@ -139,7 +139,7 @@ class StoredProgram:
         except (TypeError, ValueError, RuntimeError) as error:
             raise PlanError(f"its program is malformed: {str(error).splitlines()[0]}") from error
 
-    def _program(self, tensors: Sequence[torch.Tensor]) -> Program:
+    def _program(self, tensors: Sequence[torch.Tensor]) -> SharedProgram:
         row = self._row
         block, nbytes = at(self._blocks, row["text"][0], "block"), row["text"][1]
         text = block[:nbytes].numpy().tobytes()
@@ -151,7 +151,7 @@ class StoredProgram:
             owner[name] = torch.nn.Parameter(tensor, requires_grad=False) if kind == _PARAMETER else tensor
         program = program_of(text, row["relations"], state, constants)
         graph = self._graph
-        made = Program(Exported(program, graph.name, None, examples_of(graph), structure=graph.structure))
+        made = SharedProgram(Exported(program, graph.name, None, examples_of(graph), structure=graph.structure))
         self._note(tensors, made.shapes.forms)
         for plan in [one for one in self._plans if not one.is_like_another_shape] or self._plans:
             made.shapes.note_choices(plan.formatted, plan.rewrite)

@@ -20,12 +20,12 @@ from fmtprop.dynamo.caches import growing
 from fmtprop.dynamo.pieces import Piece, Pieces, has_codes, has_fixed_products, in_place, parted
 from fmtprop.dynamo.region import InPyTorch, LeftToPyTorch, Region
 from fmtprop.dynamo.saved_graph import SavedGraph, is_wanted
-from fmtprop.dynamo.unreached import Watch
+from fmtprop.dynamo.unreached import StepCounter
 from fmtprop.errors import OptionError
 from fmtprop.frontends.fx_import import placeholders
 from fmtprop.targets.registry import provider
 from fmtprop.training.capture import metadata_now, training_backend
-from fmtprop.training.step import Step
+from fmtprop.training.step import TrainingStep
 from fmtprop.training.views import WithViews, without_views
 
 #: options of fp.compile without a meaning for a captured graph: its inputs and outputs do not have the user's names
@@ -49,7 +49,7 @@ _OWN_MEMORY = (OutputType.non_alias, OutputType.unsafe_view_alias)
 Observer = Callable[[Any], None]
 
 #: PyTorch imports this module when it is asked for the backend by name; it tells nothing more before the first graph
-_WATCH = Watch()
+_WATCH = StepCounter()
 
 
 def backend(
@@ -151,8 +151,8 @@ def regions_by(
 
     trained = replace(options, special_values=KEPT) if options.special_values == "fast" else options
 
-    def make_step(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> Step:
-        step = Step(forward, backward, outputs, trained, compile_graph)
+    def make_step(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> TrainingStep:
+        step = TrainingStep(forward, backward, outputs, trained, compile_graph)
         observe(step)
         return step
 

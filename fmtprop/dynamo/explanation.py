@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fmtprop.dynamo.backend import options_of, regions_by
-from fmtprop.dynamo.region import Outcome, Region
+from fmtprop.dynamo.region import Ready, Region
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,13 @@ class Explanation:
 
     Parameters
     ----------
-    regions : tuple of (fx.GraphModule, Outcome)
+    regions : tuple of (fx.GraphModule, Ready)
         Each captured graph of ATen calls, and its executor.
     breaks : tuple of str
         Reasons why the model is more than one graph.
     """
 
-    regions: tuple[tuple[torch.fx.GraphModule, Outcome], ...]
+    regions: tuple[tuple[torch.fx.GraphModule, Ready], ...]
     breaks: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _steps(outcome: Outcome) -> list[tuple[str, int]]:
+def _steps(outcome: Ready) -> list[tuple[str, int]]:
     if outcome.net is None:
         return []
     choices = ((node.op, node.choice) for node in outcome.net.graph.nodes())

@@ -48,7 +48,7 @@ _LONG_SECONDS, _CLEAR_SHARE = 0.01, 0.9
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Ready:
     """The executor of a graph for inputs of one shape, and the reason.
 
     Parameters
@@ -80,7 +80,7 @@ class InPyTorch:
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module, self._run = module, module.forward
-        self.outcomes = [Outcome(None, "it has sizes that change, or writes to its inputs")]
+        self.outcomes = [Ready(None, "it has sizes that change, or writes to its inputs")]
         #: the captured graph would copy caches
         self.is_left_to_pytorch = not any(isinstance(node.target, Grow) for node in module.graph.nodes)
 
@@ -142,12 +142,12 @@ class Region:
         self._clear: list[bool] = []
 
     @property
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[Ready]:
         """The executor of the graph for each shape so far."""
-        outcomes = [plan.outcome for plan in self._plans.values()] or [Outcome(None, "it was never called")]
+        outcomes = [plan.outcome for plan in self._plans.values()] or [Ready(None, "it was never called")]
         rare = len(self._unplanned)
         reason = f"{rare} shapes were met less than {_CALLS_FOR_PLAN} times after the first {_FIRST_SHAPES} shapes"
-        return [*outcomes, Outcome(None, reason)] if rare else outcomes
+        return [*outcomes, Ready(None, reason)] if rare else outcomes
 
     def __call__(self, args: Sequence[Any]) -> Sequence[Any]:
         """Run the graph."""
@@ -215,7 +215,7 @@ class Region:
                 return self._eager(earlier.reason)
             net = compile_graph(functional.graph, options, shapes=self._known_shapes(args, earlier))
             run = functional.around(net.run_flat)
-            made = _Plan(packed, run, Outcome(net, earlier.reason if earlier is not None else ""), key)
+            made = _Plan(packed, run, Ready(net, earlier.reason if earlier is not None else ""), key)
             if self.is_all or earlier is not None:
                 run(args)
             else:
@@ -238,26 +238,26 @@ class Region:
         """Keep a new plan where it is the faster."""
         net = made.outcome.net
         if net is not None and self.options.weights is not None:
-            made.outcome = Outcome(net, f"weights={self.options.weights!r}: PyTorch would compute with other numbers")
+            made.outcome = Ready(net, f"weights={self.options.weights!r}: PyTorch would compute with other numbers")
             artifacts.record(made.key, net, made.outcome.reason)
             return
         if net is not None and self._clear and all(self._clear) and net.compilation.is_like_another_shape:
-            made.outcome = Outcome(net, "another shape's choices, which were clearly faster than PyTorch")
+            made.outcome = Ready(net, "another shape's choices, which were clearly faster than PyTorch")
             artifacts.record(made.key, net, made.outcome.reason)
             return
         faster, (seconds, others) = compare(ours, theirs)
         self._clear.append(seconds <= _CLEAR_SHARE * others and others >= _LONG_SECONDS)
         if faster or net is None:
-            made.outcome = Outcome(net, f"{seconds * 1e6:.0f} us, PyTorch takes {others * 1e6:.0f}")
+            made.outcome = Ready(net, f"{seconds * 1e6:.0f} us, PyTorch takes {others * 1e6:.0f}")
             artifacts.record(made.key, net, made.outcome.reason)
             return
         made.weights, made.run = None, self._run_eager
-        made.outcome = Outcome(None, f"PyTorch is as fast: {others * 1e6:.0f} us, the plan {seconds * 1e6:.0f} us")
+        made.outcome = Ready(None, f"PyTorch is as fast: {others * 1e6:.0f} us, the plan {seconds * 1e6:.0f} us")
         artifacts.record(made.key, None, made.outcome.reason)
         net.close()
 
     def _eager(self, reason: str) -> _Plan:
-        return _Plan(None, self._run_eager, Outcome(None, reason))
+        return _Plan(None, self._run_eager, Ready(None, reason))
 
     def _imported(self, args: Sequence[Any]) -> tuple[Functional, Options]:
         program = specialised_module(self.module, args) if self._symbolic else self.module
@@ -285,7 +285,7 @@ class _Plan:
 
     weights: Weights | None
     run: Callable[[Sequence[Any]], Sequence[Any]]
-    outcome: Outcome
+    outcome: Ready
     key: str | None = None
 
     def is_stale(self, weights: Sequence[torch.Tensor]) -> bool:
@@ -307,7 +307,7 @@ def _chooser(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[torch.
     return lambda args: [args[place] for place in places]
 
 
-def _tell(outcome: Outcome) -> None:
+def _tell(outcome: Ready) -> None:
     _LOG.info("a graph runs %s: %s", "as a plan" if outcome.net else "in PyTorch", outcome.reason)
 
 

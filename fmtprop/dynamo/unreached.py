@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 STEPS = 3
 
 
-class Watch:
+class StepCounter:
     """Counts steps of all optimisers, until a graph arrives or the warning was given."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from operator import attrgetter, is_
 
 import torch
 
-from fmtprop.jit import Watch, no_code
+from fmtprop.jit import Words, no_code
 
 _VERSION = attrgetter("_version")
 _ADDRESS = torch.Tensor.data_ptr
@@ -34,7 +34,7 @@ class Weights:
         self._tensors = tuple(tensors)
         self._state = [*map(_VERSION, self._tensors), *map(_ADDRESS, self._tensors)]
         words = () if no_code() else [word for tensor in self._tensors for word in _words(tensor.detach())]
-        self._watch = Watch(words) if words else None
+        self._watch = Words(words) if words else None
 
     def are(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether these are the same tensors with the same numbers."""

@@ -103,7 +103,7 @@ def import_joint(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
         A call or a tensor cannot be expressed.
     """
     _check_sizes(forward, backward)
-    return _Importer(forward, backward, outputs, name).run()
+    return _JointImporter(forward, backward, outputs, name).run()
 
 
 def _check_sizes(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
@@ -120,7 +120,7 @@ def _check_sizes(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
             )
 
 
-class _Importer:
+class _JointImporter:
     def __init__(self, forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, name: str) -> None:
         #: for each of the caller's results, its size, strides and offset if it is a view, else None
         self.views = [_layout_of(result) if _viewed(result) is not result else None for result in results_of(forward)]

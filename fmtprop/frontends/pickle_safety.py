@@ -82,7 +82,7 @@ class _Global(NamedTuple):
         return f"{self.module}.{self.name}"
 
 
-class _Made(NamedTuple):
+class _Constructed(NamedTuple):
     """The result of a call."""
 
     by: _Global
@@ -249,11 +249,11 @@ class _Machine:
         function, arguments = self.pop_several(2)
         called = str(function) if isinstance(function, _Global) else "a value that it computed"
         self.require(isinstance(function, _Global) and function in CALLABLE, f"calls {called}")
-        plain = isinstance(arguments, tuple) and not isinstance(arguments, (_Global, _Made))
+        plain = isinstance(arguments, tuple) and not isinstance(arguments, (_Global, _Constructed))
         self.require(plain, f"calls {function} with something other than a tuple")
         if function.name == "_rebuild_from_type_v2":
             self.require(_makes_plain_tensor(arguments), "rebuilds something other than a plain tensor")
-        self.stack.append(_Made(function))
+        self.stack.append(_Constructed(function))
 
     # ------------------------------------------------------------------ containers and tensors
 
@@ -300,14 +300,14 @@ def _makes_plain_tensor(arguments: tuple[Any, ...]) -> bool:
 
 
 def _is_ordered_dict(value: Any) -> bool:
-    return isinstance(value, _Made) and value.by == ("collections", "OrderedDict")
+    return isinstance(value, _Constructed) and value.by == ("collections", "OrderedDict")
 
 
 def _strings_in(values: tuple[Any, ...]) -> Iterator[str]:
     for value in values:
         if isinstance(value, str):
             yield value
-        elif isinstance(value, tuple) and not isinstance(value, (_Global, _Made)):
+        elif isinstance(value, tuple) and not isinstance(value, (_Global, _Constructed)):
             yield from _strings_in(value)
 
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fmtprop.errors import GraphError
-from fmtprop.ir.file_data import Reader, Writer
+from fmtprop.ir.file_data import ConstantWriter, Reader
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.json_text import parse_json
 from fmtprop.ir.networkx_form import plain_node
@@ -91,7 +91,7 @@ def save(graph: Graph, path: str | os.PathLike[str], weights: str = "auto") -> N
     if weights not in ("auto", "inline"):
         raise GraphError(f'weights must be "auto" or "inline", got {weights!r}')
     verify(graph, Stage.IMPORTED)
-    writer = Writer(target.with_suffix(".safetensors"), inline=weights == "inline")
+    writer = ConstantWriter(target.with_suffix(".safetensors"), inline=weights == "inline")
     rows = [json.dumps(_row(graph, name, writer), ensure_ascii=False, allow_nan=False) for name in _added(graph)]
     head = {"format": FORMAT, "version": VERSION, "name": graph.name, "structure": graph.structure}
     if writer.tensors:
@@ -113,7 +113,7 @@ def _added(graph: Graph) -> list[str]:
     return [name for name, _ in sorted(orders, key=lambda pair: pair[1])]
 
 
-def _row(graph: Graph, name: str, writer: Writer) -> dict[str, Any]:
+def _row(graph: Graph, name: str, writer: ConstantWriter) -> dict[str, Any]:
     node = graph.node(name)
     plain = plain_node(node)
     attrs_from_plain(node.op, plain["attrs"])  # refuse attributes that could not be read again

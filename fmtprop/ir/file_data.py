@@ -39,7 +39,7 @@ _MARK = {"fmtprop": "graph"}
 _OURS = re.compile(rb'.{8}\{"__metadata__":\{"fmtprop":"graph"\}', re.DOTALL)
 
 
-class Writer:
+class ConstantWriter:
     """Writer of a document's constants.
 
     Parameters

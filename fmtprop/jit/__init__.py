@@ -25,7 +25,7 @@ from fmtprop.jit.rotary import RotaryKernel
 from fmtprop.jit.rows import AverageKernel, BroadcastKernel, FoldKernel, broadcast_kernel_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, offered
 from fmtprop.jit.tiles import no_tiles
-from fmtprop.jit.watch import Watch
+from fmtprop.jit.watch import Words
 
 __all__ = [
     "ALONE_NBYTES",
@@ -54,7 +54,7 @@ __all__ = [
     "StandaloneKernel",
     "StandaloneWork",
     "Tail",
-    "Watch",
+    "Words",
     "Work",
     "broadcast_kernel_for",
     "flushed",

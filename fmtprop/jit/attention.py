@@ -117,10 +117,10 @@ class AttentionKernel(StandaloneKernel):
 
     def assembled(self) -> Kernel:
         """Return the code; problems that differ only in batch, queries and keys share it."""
-        from fmtprop.jit.attention_program import Shape
+        from fmtprop.jit.attention_program import AttentionSizes
 
         masks = tuple("blocks" if mask.row == 0 else "row" for mask in self.masks)
-        shape = Shape(self.depth, self.width, min(self.keys, _KEYS), self.key.row, self.value.row, masks)
+        shape = AttentionSizes(self.depth, self.width, min(self.keys, _KEYS), self.key.row, self.value.row, masks)
         return _assembled(
             shape, self.lanes, self.dtype, is_limited=self.limit is not None, is_bounded=self.lowest > -inf
         )
@@ -164,9 +164,9 @@ def lanes_for(width: int, dtype: DataType) -> int:
 @cache
 def _assembled(shape: object, lanes: int, dtype: DataType, **options: bool) -> Kernel:
     from fmtprop.jit.attention_bf16_program import HalfAttentionProgram
-    from fmtprop.jit.attention_program import AttentionProgram, Shape, attention
+    from fmtprop.jit.attention_program import AttentionProgram, AttentionSizes, attention
 
-    assert isinstance(shape, Shape)
+    assert isinstance(shape, AttentionSizes)
     used = isa() if lanes * 4 == isa().nbytes else AVX2
     program = AttentionProgram if dtype is DataType.F32 else HalfAttentionProgram
     return Kernel("attention", *attention(program, used, shape, **options))

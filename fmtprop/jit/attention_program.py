@@ -31,7 +31,7 @@ _MASKS, _LAST, _NUMBER, _VECTORS = 64, 80, 88, 128
 
 
 @dataclass(frozen=True)
-class Shape:
+class AttentionSizes:
     """The sizes that the code depends on.
 
     Parameters
@@ -55,7 +55,7 @@ class Shape:
 
 
 def attention(
-    program: type[AttentionProgram], isa: Isa, shape: Shape, *, is_limited: bool, is_bounded: bool
+    program: type[AttentionProgram], isa: Isa, shape: AttentionSizes, *, is_limited: bool, is_bounded: bool
 ) -> tuple[bytes, bytes]:
     """Return the program and its table of constants."""
     make = partial(program, isa, shape, is_limited=is_limited, is_bounded=is_bounded)
@@ -83,7 +83,7 @@ class AttentionProgram:
     values, count = VALUE, KEYS
 
     def __init__(
-        self, isa: Isa, shape: Shape, numbers: tuple[bytes, ...], *, is_limited: bool, is_bounded: bool
+        self, isa: Isa, shape: AttentionSizes, numbers: tuple[bytes, ...], *, is_limited: bool, is_bounded: bool
     ) -> None:
         self.p = Program(isa, AttentionArguments, bf16=self.bf16)
         self.shape, self.numbers, self.is_limited, self.is_bounded = shape, numbers, is_limited, is_bounded

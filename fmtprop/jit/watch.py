@@ -15,7 +15,7 @@ class _Word(ctypes.Structure):
     _fields_ = (("address", c_uint64), ("value", c_uint64))
 
 
-class Watch:
+class Words:
     """Words of four bytes, and their values when the watch was made.
 
     Parameters

@@ -19,7 +19,7 @@ import torch
 from fmtprop.lens.explain import in_other_ways
 from fmtprop.lens.findings import Lens, lens_of
 from fmtprop.lens.gain import LEAST_TURNS
-from fmtprop.lens.tracer import Subject, Tracer
+from fmtprop.lens.tracer import CalledModule, Tracer
 from fmtprop.lens.variants import FAILURES
 
 
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> None:
         raise ended
 
 
-def _in_other_ways(lens: Lens, subject: Subject | None, ways: list[str]) -> Lens:
+def _in_other_ways(lens: Lens, subject: CalledModule | None, ways: list[str]) -> Lens:
     """Return a program's findings with other ways to run its costliest module."""
     if subject is None:
         return lens

@@ -88,7 +88,7 @@ class _Modules(threading.local):
         self.names: dict[int, str] = {}
         self.stack: list[tuple[str, str]] = []
         self.places: dict[int, _Place] = {}
-        self.subject: Subject | None = None
+        self.subject: CalledModule | None = None
 
     def place(self) -> _Place:
         """Return the place of the operator that is called now."""
@@ -104,7 +104,7 @@ class _Modules(threading.local):
 
 
 @dataclass
-class Subject:
+class CalledModule:
     """A module that a program calls, with the inputs of its last call.
 
     Parameters
@@ -127,7 +127,7 @@ class Tracer:
     """Collects calls."""
 
     calls: list[OperatorCall] = field(default_factory=list)
-    _subjects: dict[int, Subject] = field(default_factory=dict)
+    _subjects: dict[int, CalledModule] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._modules = _Modules()
@@ -174,13 +174,13 @@ class Tracer:
             os.write(1, others.encode())
 
     @property
-    def subject(self) -> Subject | None:
+    def subject(self) -> CalledModule | None:
         """The outermost module with the costliest reorders; None if no module has any."""
         found = max(self._subjects.values(), key=lambda one: one.seconds, default=None)
         return found if found is not None and found.seconds else None
 
-    def _subject(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> Subject:
-        known = self._subjects.setdefault(id(module), Subject(module, inputs))
+    def _subject(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> CalledModule:
+        known = self._subjects.setdefault(id(module), CalledModule(module, inputs))
         known.inputs = inputs
         while len(self._subjects) > _MOST_SUBJECTS:  # they keep their modules in memory
             others = (key for key, one in list(self._subjects.items()) if one is not known)

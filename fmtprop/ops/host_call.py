@@ -99,7 +99,7 @@ class HostCall(Attrs):
         return call
 
 
-class Prepared(NamedTuple):
+class Resolved(NamedTuple):
     """A resolved call: the function and its arguments, with names of operands instead of tensors."""
 
     function: Any
@@ -132,7 +132,7 @@ class Parts:
 
 
 @lru_cache(maxsize=4096)
-def prepare(call: HostCall) -> Prepared:
+def prepare(call: HostCall) -> Resolved:
     """Resolve a call.
 
     Raises
@@ -163,7 +163,7 @@ def prepare(call: HostCall) -> Prepared:
         args.append(values[argument.name])
     kwargs = {argument.name: values[argument.name] for argument in schema[len(args) :] if argument.name in values}
     row_major = call.target in _RETYPING | _FACTORIZING or call.target.split(".")[1] in STORAGE_OPS
-    return Prepared(function, tuple(args), kwargs, row_major)
+    return Resolved(function, tuple(args), kwargs, row_major)
 
 
 def arguments_of(call: HostCall) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from fmtprop.errors import FmtpropError, GraphError, UnsupportedOpError
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.building import Copying, Ready, Tensors
-from fmtprop.ops.host_call import CallOperand, HostCall, Prepared, arguments_of, prepare
+from fmtprop.ops.host_call import CallOperand, HostCall, Resolved, arguments_of, prepare
 from fmtprop.ops.without_data import result_of
 
 #: a call with an overload for given memory that replaces the memory's strides by the source's
@@ -72,7 +72,7 @@ def _without_elements() -> torch.Tensor:
     return torch.empty(NO_RESULT.dims, dtype=torch_dtype(NO_RESULT.dtype), device="cpu")
 
 
-def _filled(target: str, prepared: Prepared, tensors: Mapping[str, torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
+def _filled(target: str, prepared: Resolved, tensors: Mapping[str, torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments of a call with tensors in their places."""
 
     def filled(value: Any) -> Any:
@@ -174,7 +174,7 @@ def _complex_operands(value: Any) -> Iterable[str]:
 # ---------------------------------------------------------------- PyTorch's bindings
 
 
-class _Trial(NamedTuple):
+class _TrialCall(NamedTuple):
     """Results of a call on tensors without data, None where they are not known; PyTorch's binding for the call."""
 
     made: tuple[torch.Tensor | None, ...]
@@ -191,7 +191,7 @@ _BINDINGS = tuple(getattr(torch._C, module) for module in ("_VariableFunctions",
 
 
 @lru_cache(maxsize=1024)
-def _tried(attrs: HostCall, operands: tuple[tuple[str, torch.dtype, torch.Size], ...], count: int) -> _Trial | None:
+def _tried(attrs: HostCall, operands: tuple[tuple[str, torch.dtype, torch.Size], ...], count: int) -> _TrialCall | None:
     """Make a call on tensors without data; return None if a complex result cannot be excluded."""
     tensors = {name: torch.empty(shape, dtype=dtype, device="meta") for name, dtype, shape in operands}
     failures = (FmtpropError, RuntimeError, TypeError, ValueError, IndexError)
@@ -199,7 +199,7 @@ def _tried(attrs: HostCall, operands: tuple[tuple[str, torch.dtype, torch.Size],
         made = _results(attrs, tensors, result_of)
     except failures:
         may_be = any(name in attrs.target for name in ("complex", "fft", "eig", "polar"))
-        return None if may_be else _Trial((None,) * count, None)
+        return None if may_be else _TrialCall((None,) * count, None)
     # without operands, a binding would ask the caller's default device
     binding = _binding(prepare(attrs).function) if operands else None
     try:
@@ -207,7 +207,7 @@ def _tried(attrs: HostCall, operands: tuple[tuple[str, torch.dtype, torch.Size],
     except failures:  # it has other parameters
         other = ()
     same = [(one.dtype, one.shape) for one in made] == [(one.dtype, one.shape) for one in other]
-    return _Trial(made, binding if same else None)
+    return _TrialCall(made, binding if same else None)
 
 
 def _binding(function: Any) -> Any:

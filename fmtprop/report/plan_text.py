@@ -11,7 +11,7 @@ from fmtprop.report.graph_text import graph_data, graphs_text
 from fmtprop.system.printable import printable
 
 
-class Planned(Protocol):
+class PlanInFile(Protocol):
     """A plan in a file."""
 
     formatted: Graph
@@ -34,7 +34,7 @@ class File(Protocol):
         """How it was compiled."""
 
     @property
-    def plans(self) -> Sequence[Planned]:
+    def plans(self) -> Sequence[PlanInFile]:
         """The plans."""
 
 

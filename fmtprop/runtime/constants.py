@@ -20,7 +20,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.host_call import HostCall
 from fmtprop.runtime.weights import WEIGHTS, PackedForms
-from fmtprop.targets.bound import SCRATCHPAD, Memory, Place, Stream
+from fmtprop.targets.bound import SCRATCHPAD, MovableMemory, OwnStream, Place
 from fmtprop.targets.executable import Executable, Implementation, implementation
 from fmtprop.targets.memory import aligned_bytes, view
 
@@ -56,8 +56,8 @@ class ConstantStore:
         Results are flat bytes, or tensors if the node's implementation makes its results.
         """
         way = implementation(node)
-        results = [Memory(None if way.makes_results else aligned_bytes(desc.nbytes)) for desc in node.descs]
-        places = {name: Place(Memory(flat), desc) for name, (flat, desc) in operands.items()}
+        results = [MovableMemory(None if way.makes_results else aligned_bytes(desc.nbytes)) for desc in node.descs]
+        places = {name: Place(MovableMemory(flat), desc) for name, (flat, desc) in operands.items()}
         for index, (name, memory, desc) in enumerate(zip(result_names(node), results, node.descs, strict=True)):
             places[name] = Place(memory, desc, is_read=index not in unread)
         if id(way) not in self._executables:
@@ -149,9 +149,9 @@ def _lies_as(tensor: torch.Tensor, desc: MemoryDesc) -> bool:
 
 def run_once(node: Node, executable: Executable, places: dict[str, Place]) -> None:
     """Run a node's executable once, with its own scratchpad."""
-    nbytes, stream = implementation(node).scratchpad_nbytes, Stream()
+    nbytes, stream = implementation(node).scratchpad_nbytes, OwnStream()
     if nbytes:
-        places = {**places, SCRATCHPAD: Place(Memory(aligned_bytes(nbytes)), MemoryDesc((nbytes,), "u8"))}
+        places = {**places, SCRATCHPAD: Place(MovableMemory(aligned_bytes(nbytes)), MemoryDesc((nbytes,), "u8"))}
     bound = executable.bind(node, places, stream)
     bound.run()
     stream.wait()

@@ -23,7 +23,17 @@ from fmtprop.runtime.boundary import Endpoint, write_out
 from fmtprop.runtime.direct import Run, generated, read_tensors, reads_whole
 from fmtprop.runtime.output import Output
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step, Turn
-from fmtprop.targets.bound import NOTHING, SCRATCHPAD, Bound, Making, Memory, Place, PythonCalls, Stream, as_planned
+from fmtprop.targets.bound import (
+    NOTHING,
+    SCRATCHPAD,
+    Bound,
+    Making,
+    MovableMemory,
+    OwnStream,
+    Place,
+    PythonCalls,
+    as_planned,
+)
 from fmtprop.targets.memory import HUGE_PAGE_NBYTES, huge_bytes, view
 
 #: buffers with another tensor in each run
@@ -38,7 +48,7 @@ class Context:
     plan : Plan
         The plan to run.
     arena : torch.Tensor, optional
-        Memory for the activations, on pages that have been written. Default: new memory.
+        MovableMemory for the activations, on pages that have been written. Default: new memory.
     flushes : bool
         Whether denormal numbers are zero in native steps.
     """
@@ -46,7 +56,7 @@ class Context:
     def __init__(self, plan: Plan, arena: torch.Tensor | None = None, *, flushes: bool = True) -> None:
         self.plan = plan
         self._flushes = flushes
-        self._stream = Stream()
+        self._stream = OwnStream()
         self._arena = huge_bytes(plan.arena_nbytes) if arena is None else arena
         # a step may write a part of the caller's tensor, or write it with another shape
         formats = {access.buffer: access.desc for step in plan.steps for access in step.results}
@@ -54,7 +64,7 @@ class Context:
         formats |= {a.buffer: a.desc for _, a in plan.outputs if plan.buffers[a.buffer].home is Home.OUTPUT}
         self._memories = [self._memory(buffer, formats.get(number)) for number, buffer in enumerate(plan.buffers)]
         #: step -> memory of tensors that it is the last to read
-        self._last: dict[int, list[Memory]] = {}
+        self._last: dict[int, list[MovableMemory]] = {}
         for memory, buffer in zip(self._memories, plan.buffers, strict=True):
             if buffer.home is Home.TENSOR:
                 self._last.setdefault(buffer.last, []).append(memory)
@@ -246,7 +256,7 @@ class Context:
 
     def _bind(
         self,
-        memories: Sequence[Memory | None],
+        memories: Sequence[MovableMemory | None],
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[Output],
         out: Sequence[torch.Tensor] | None = None,
@@ -293,7 +303,7 @@ class Context:
             return Context.planned
         return generated(self._inputs, self._outputs, chain(*self._halves), self._read_elsewhere())
 
-    def _read_elsewhere(self) -> set[Memory]:
+    def _read_elsewhere(self) -> set[MovableMemory]:
         """Return the memories of the caller's tensors that a Python call reads in another way than by its arguments."""
         found = {output.memory for output in self._outputs if not (output.is_written or reads_whole(output))}
         for step, bound in zip(self.plan.steps, self._bounds, strict=True):
@@ -325,12 +335,12 @@ class Context:
     def _place(self, access: Access, *, is_read: bool = True) -> Place:
         return Place(self._memories[access.buffer], access.desc, is_read=is_read)
 
-    def _memory(self, buffer: Buffer, desc: MemoryDesc | None) -> Memory:
+    def _memory(self, buffer: Buffer, desc: MemoryDesc | None) -> MovableMemory:
         if buffer.home is Home.ARENA:
-            return Memory(self._arena[buffer.offset : buffer.offset + buffer.nbytes])
+            return MovableMemory(self._arena[buffer.offset : buffer.offset + buffer.nbytes])
         if buffer.home is Home.CONSTANT and buffer.index >= 0:
-            return Memory(self.plan.constants[buffer.index])
-        return Memory(desc=desc if buffer.home in _PASSING else None)
+            return MovableMemory(self.plan.constants[buffer.index])
+        return MovableMemory(desc=desc if buffer.home in _PASSING else None)
 
     def _drops(self, index: int) -> Iterator[tuple[Node, Callable[[], object]]]:
         """Yield functions that drop the tensors that steps made and that no later step reads."""

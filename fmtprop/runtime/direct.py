@@ -17,7 +17,7 @@ from fmtprop.errors import FmtpropError
 from fmtprop.ir.node import Node
 from fmtprop.jit import Call
 from fmtprop.runtime.output import Output, empty_strided
-from fmtprop.targets.bound import REFUSED, Making, Memory, PythonCalls, failed
+from fmtprop.targets.bound import REFUSED, Making, MovableMemory, PythonCalls, failed
 
 #: a run: its context and checked inputs -> results
 Run = Callable[[Any, Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -45,14 +45,17 @@ _TAIL = """
 
 
 def generated(
-    inputs: Sequence[Memory | None], outputs: Sequence[Output], calls: Iterable[Call], put: Container[Memory]
+    inputs: Sequence[MovableMemory | None],
+    outputs: Sequence[Output],
+    calls: Iterable[Call],
+    put: Container[MovableMemory],
 ) -> Run:
     """Return a run of calls.
 
     Parameters
     ----------
-    inputs : sequence of Memory or None
-        Memory of each input; None for one that no call reads.
+    inputs : sequence of MovableMemory or None
+        MovableMemory of each input; None for one that no call reads.
     calls : iterable of Call
         All calls, in order.
     """
@@ -82,7 +85,7 @@ def generated(
 class _Source:
     """The source of a run under construction."""
 
-    def __init__(self, read: Container[Memory]) -> None:
+    def __init__(self, read: Container[MovableMemory]) -> None:
         self._read = read
         self._names: dict[str, Any] = {}
         self._lines: list[str] = []
@@ -91,7 +94,7 @@ class _Source:
         #: memories that calls read from outside of this function
         self._put: list[str] = []
         #: memory -> the local variable that has the tensor there: the caller's, or one that a call made
-        self.tensors: dict[Memory, str] = {}
+        self.tensors: dict[MovableMemory, str] = {}
         #: of the local variables of tensors that calls make
         self._numbers = count()
         self._has_python = False
@@ -106,7 +109,7 @@ class _Source:
         """Add a line."""
         self._lines.append(text)
 
-    def bind(self, name: str, memory: Memory) -> None:
+    def bind(self, name: str, memory: MovableMemory) -> None:
         """Bind a memory to the tensor of a local variable."""
         held = self.constant(memory)
         if memory in self._read:
@@ -139,7 +142,7 @@ class _Source:
         self.line(f"node = {self.constant(node)}")
         if isinstance(call, Making):
             self._make(call)
-        elif isinstance(memory := getattr(call, "__self__", None), Memory):
+        elif isinstance(memory := getattr(call, "__self__", None), MovableMemory):
             self._drop(memory)
         else:
             self.line(f"{self.constant(call)}()" if not isinstance(call, partial) else self._operator(call))
@@ -189,7 +192,7 @@ class _Source:
             self.tensors[memory] = name
             self.bind(name, memory)
 
-    def _drop(self, memory: Memory) -> None:
+    def _drop(self, memory: MovableMemory) -> None:
         """Let go of a tensor that a call made and that no later call reads."""
         if memory in self.tensors:
             self.line(f"{self.tensors[memory]} = None")

@@ -17,7 +17,7 @@ from fmtprop.ir.node import Node, Value
 from fmtprop.targets.executable import implementation
 
 
-class Slot(NamedTuple):
+class Position(NamedTuple):
     """A tensor's position inside the buffer of another tensor, which may have a slot itself.
 
     ``start`` counts elements from the first element of the outer tensor.
@@ -32,7 +32,7 @@ class Placement:
     """The slots of all tensors that are made inside others."""
 
     #: tensor that a step makes -> its slot
-    slots: dict[Value, Slot] = field(default_factory=dict)
+    slots: dict[Value, Position] = field(default_factory=dict)
     #: (node in place, operand) if the operand is written to its slot; all other operands are copied
     written: set[tuple[str, str]] = field(default_factory=set)
     #: nodes with a slot that also holds the residual of their sum
@@ -62,7 +62,7 @@ def place_parts(graph: Graph, computed: Set[str]) -> Placement:
         for operand, value in graph.inputs(node.name).items():
             made = _made_whole(graph, value, computed)
             if made is not None and made not in placement.slots:
-                placement.slots[made] = Slot(Value(node.name), parts[operand].offset0)
+                placement.slots[made] = Position(Value(node.name), parts[operand].offset0)
                 placement.written.add((node.name, operand))
                 _place_residuals(graph, made, computed, placement)
     return placement
@@ -94,6 +94,6 @@ def _place_residuals(graph: Graph, value: Value, computed: Set[str], placement: 
         made = _made_whole(graph, residual, computed)
         if made is None or made in placement.slots or overwrite_hazard(graph, residual, node.name, operand):
             return
-        placement.slots[made] = Slot(value, 0)
+        placement.slots[made] = Position(value, 0)
         placement.added_to.add(node.name)
         value = made

@@ -37,7 +37,7 @@ from fmtprop.runtime.cut_down import cut_down
 from fmtprop.runtime.likeness import describe_likeness, likeness_in_model
 from fmtprop.runtime.plan import Step
 from fmtprop.store import Store, key_of
-from fmtprop.targets.bound import Memory, Place
+from fmtprop.targets.bound import MovableMemory, Place
 from fmtprop.targets.executable import Executable, Targets, implementation, threads_here
 from fmtprop.targets.memory import align, aligned_bytes, view
 from fmtprop.targets.pytorch import call_reference
@@ -338,11 +338,12 @@ class _Trial:
     def results(self, expected: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Return its results: None for an unreadable result; an empty tensor if it fails or writes outside."""
         node, way = self.node, implementation(self.node)
-        places = {name: Place(Memory(self._laid_out(name)), desc) for name, desc in _choice(node).operands.items()}
+        operands = _choice(node).operands
+        places = {name: Place(MovableMemory(self._laid_out(name)), desc) for name, desc in operands.items()}
         written = []
         for index, (name, desc) in enumerate(zip(result_names(node), node.descs, strict=True)):
             room = 0 if way.makes_results else desc.nbytes + _GUARD_NBYTES
-            memory = Memory(self.room.take(room).fill_(_GUARD_BYTE)) if room else Memory()
+            memory = MovableMemory(self.room.take(room).fill_(_GUARD_BYTE)) if room else MovableMemory()
             if index == 0 and self.added_to is not None:
                 memory = places[self.added_to].memory
             # a result with another shape than the exporter's fails at run time if a node reads it
@@ -390,8 +391,8 @@ def _packed_by(packer: Node, tensor: torch.Tensor, room: _Room) -> torch.Tensor:
     # weights are large: if they have the source format already, they are not copied
     in_place = src == MemoryDesc(src.dims, src.dtype) and tensor.is_contiguous()
     source = tensor.view(-1).view(torch.uint8) if in_place else _packed(tensor, src, room)
-    result = Memory() if way.makes_results else Memory(room.take(packer.descs[0].nbytes).fill_(0))
-    places = {"src": Place(Memory(source), src), "dst": Place(result, packer.descs[0])}
+    result = MovableMemory() if way.makes_results else MovableMemory(room.take(packer.descs[0].nbytes).fill_(0))
+    places = {"src": Place(MovableMemory(source), src), "dst": Place(result, packer.descs[0])}
     run_once(packer, way.build(threads_here()), places)
     return result.tensor
 

@@ -37,7 +37,7 @@ _has_grad, _set_grad = torch.is_grad_enabled, torch._C._set_grad_enabled
 _is_alias: Callable[[torch.Tensor, torch.Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 
-class Memory:
+class MovableMemory:
     """Memory of operands and results.
 
     Parameters
@@ -127,7 +127,7 @@ class Place:
 
     Parameters
     ----------
-    memory : Memory
+    memory : MovableMemory
         The memory that holds it.
     desc : MemoryDesc
         Its format; ``offset0`` counts from the memory's start.
@@ -137,7 +137,7 @@ class Place:
 
     __slots__ = ("desc", "is_read", "is_whole", "memory")
 
-    def __init__(self, memory: Memory, desc: MemoryDesc, *, is_read: bool = True) -> None:
+    def __init__(self, memory: MovableMemory, desc: MemoryDesc, *, is_read: bool = True) -> None:
         self.memory, self.desc, self.is_read = memory, desc, is_read
         #: whether it is the whole tensor in memory, in its own format
         self.is_whole = memory.desc == desc
@@ -152,7 +152,7 @@ class Place:
         return view(tensor, desc)
 
 
-class Stream:
+class OwnStream:
     """The oneDNN stream of one context's native calls; created on first use."""
 
     def __init__(self) -> None:
@@ -246,7 +246,7 @@ class Making:
         The node, formatted.
     call : functools.partial
         Returns the result, or a sequence of several, in formats of its own.
-    memories : sequence of Memory or None
+    memories : sequence of MovableMemory or None
         The memory of each result; None for one without readers.
     operands : sequence of torch.Tensor
         Tensors of which a result may be a view.
@@ -255,7 +255,11 @@ class Making:
     __slots__ = ("call", "likes", "memories", "node", "operands")
 
     def __init__(
-        self, node: Node, call: partial[Any], memories: Sequence[Memory | None], operands: Sequence[torch.Tensor] = ()
+        self,
+        node: Node,
+        call: partial[Any],
+        memories: Sequence[MovableMemory | None],
+        operands: Sequence[torch.Tensor] = (),
     ) -> None:
         self.node, self.call, self.memories, self.operands = node, call, memories, operands
         #: dimensions, strides and data type of each result
@@ -389,7 +393,7 @@ class Bound:
             with as_planned():
                 self._run()
 
-    def seconds(self, stream: Stream) -> float:
+    def seconds(self, stream: OwnStream) -> float:
         """Make the calls and return their seconds.
 
         Raises

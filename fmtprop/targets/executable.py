@@ -17,14 +17,14 @@ from fmtprop.errors import LoadError, PlanError, UnsupportedOpError
 from fmtprop.ir.node import Choice, Node
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.target import Candidate, CostModel, Request
-from fmtprop.targets.bound import Bound, Place, Stream
+from fmtprop.targets.bound import Bound, OwnStream, Place
 
 
 class Executable(ABC):
     """A built implementation: all slow work is done. Equal steps, and all contexts, can share it."""
 
     @abstractmethod
-    def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
+    def bind(self, node: Node, places: Mapping[str, Place], stream: OwnStream) -> Bound:
         """Return the calls that compute a node.
 
         Parameters

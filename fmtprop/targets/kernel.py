@@ -9,7 +9,7 @@ from typing import ClassVar
 from fmtprop.ir.node import Node
 from fmtprop.jit import StandaloneKernel
 from fmtprop.ops.embedding_bag import DISORDERED, OUTSIDE
-from fmtprop.targets.bound import Bound, Place, Stream, failed
+from fmtprop.targets.bound import Bound, OwnStream, Place, failed
 from fmtprop.targets.executable import Executable, Implementation, Provider
 
 #: who executes, in choices and reports
@@ -72,7 +72,7 @@ class _KernelExecutable(Executable):
     def __init__(self, kernel: StandaloneKernel, threads: int) -> None:
         self._kernel, self._threads = kernel, threads
 
-    def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
+    def bind(self, node: Node, places: Mapping[str, Place], stream: OwnStream) -> Bound:
         work = self._kernel.work(self._threads)
         for name, place in places.items():
             place.memory.follow(work.point[name], place.desc.offset0 * place.desc.dtype.nbytes)

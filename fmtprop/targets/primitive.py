@@ -16,7 +16,7 @@ from fmtprop.ir.tensors import tensor_type
 from fmtprop.jit import Call, Kernel, Work, on_one_thread
 from fmtprop.layout import MemoryDesc
 from fmtprop.targets.arguments import arguments, scale_arguments, start_of
-from fmtprop.targets.bound import SCRATCHPAD, Bound, Memory, Place, Stream
+from fmtprop.targets.bound import SCRATCHPAD, Bound, MovableMemory, OwnStream, Place
 from fmtprop.targets.executable import Executable, Implementation, Provider
 from fmtprop.targets.memory import aligned_bytes
 
@@ -110,14 +110,14 @@ class _CompiledPrimitive(Executable):
     def __init__(self, primitive: dnnl.Primitive, after: Kernel | None, restored: int) -> None:
         self._primitive, self._after, self._restored = primitive, after, restored
 
-    def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
+    def bind(self, node: Node, places: Mapping[str, Place], stream: OwnStream) -> Bound:
         arguments_ = [
             (number, md, places[name].memory, start_of(places[name].desc, md))
             for name, number, md in arguments(node, self._primitive.desc)
         ]
         for number, numbers in scale_arguments(node):
             md = dnnl.NativeDesc.from_desc(MemoryDesc(numbers.shape, tensor_type(numbers).dtype))
-            arguments_.append((number, md, Memory(numbers), 0))
+            arguments_.append((number, md, MovableMemory(numbers), 0))
         scratchpad = places[SCRATCHPAD].memory if SCRATCHPAD in places else None
         work = None
         if self._after is not None:
@@ -138,9 +138,9 @@ class _CompiledPrimitive(Executable):
 
 def bind_primitive(
     primitive: dnnl.Primitive,
-    arguments: Sequence[tuple[int, dnnl.NativeDesc, Memory, int]],
-    scratchpad: Memory | None,
-    stream: Stream,
+    arguments: Sequence[tuple[int, dnnl.NativeDesc, MovableMemory, int]],
+    scratchpad: MovableMemory | None,
+    stream: OwnStream,
     after: Work | None = None,
     label: str = "",
     *,
@@ -150,7 +150,7 @@ def bind_primitive(
 
     Parameters
     ----------
-    arguments : sequence of (int, NativeDesc, Memory, int)
+    arguments : sequence of (int, NativeDesc, MovableMemory, int)
         Number, descriptor, memory, and offset from the memory's start in bytes.
     restored : int
         Number of threads after the run, if the primitive was made for one thread and the plan has more; else 1.

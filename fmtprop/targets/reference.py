@@ -26,7 +26,7 @@ from fmtprop.ops.building import several
 from fmtprop.passes.assignment.formats import channels_last, like, plain, worth_trying
 from fmtprop.passes.precision.in_bytes import in_reals
 from fmtprop.passes.target import Candidate, Request
-from fmtprop.targets.bound import REFUSED, Bound, Making, Place, Stream
+from fmtprop.targets.bound import REFUSED, Bound, Making, OwnStream, Place
 from fmtprop.targets.executable import Executable, Implementation, Provider
 from fmtprop.targets.pytorch import bind, copying
 
@@ -166,7 +166,7 @@ class _OperatorExecutable(Executable):
     def __init__(self, *, by_operator: bool) -> None:
         self._by_operator = by_operator
 
-    def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
+    def bind(self, node: Node, places: Mapping[str, Place], stream: OwnStream) -> Bound:
         names = () if node.choice is None else node.choice.operands
         read = {name: places[name] for name in names}
         written = [places[name] if places[name].is_read else None for name in result_names(node)]
@@ -223,7 +223,7 @@ class _OperatorExecutable(Executable):
 class _MakingExecutable(Executable):
     """An operator that makes its results."""
 
-    def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
+    def bind(self, node: Node, places: Mapping[str, Place], stream: OwnStream) -> Bound:
         read = {} if node.choice is None else {name: places[name] for name in node.choice.operands}
         written = [places[name] for name in result_names(node)]
         memories = [place.memory if place.is_read else None for place in written]

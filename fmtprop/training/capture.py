@@ -38,7 +38,7 @@ from fmtprop.training.lrn import whole_lrn
 from fmtprop.training.one_hot import whole_one_hot
 from fmtprop.training.recurrent import RECURRENT, whole_recurrent
 from fmtprop.training.rival import Rival
-from fmtprop.training.step import Step, leading_sizes
+from fmtprop.training.step import TrainingStep, leading_sizes
 from fmtprop.training.unread_rows import leave_out_unread_rows
 
 _LOG = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ _PARTITIONS: Mapping[str, Callable[..., tuple[fx.GraphModule, fx.GraphModule]]] 
 
 
 def training_backend(
-    make_step: Callable[[fx.GraphModule, fx.GraphModule, int], Step],
+    make_step: Callable[[fx.GraphModule, fx.GraphModule, int], TrainingStep],
     inference: Compiler,
     options: Options,
     *,
@@ -78,7 +78,7 @@ def training_backend(
 
     def compile_captured(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         watch_hooks()
-        made: list[Step] = []
+        made: list[TrainingStep] = []
 
         def partition(joint: fx.GraphModule, inputs: Any, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
             tokens = join_checks(joint)

@@ -29,7 +29,7 @@ from fmtprop.errors import FmtpropError, ImportModelError, InputError, OptionErr
 from fmtprop.targets.registry import provider
 from fmtprop.training.capture import training_backend
 from fmtprop.training.plain import PlainCalls
-from fmtprop.training.step import Evaluation, Planner, Step
+from fmtprop.training.step import Evaluation, Planner, TrainingStep
 from fmtprop.training.views import WithViews, without_views
 
 #: options with names of inputs or outputs, which a captured graph does not have
@@ -75,7 +75,7 @@ class TrainingModule(nn.Module):
 
     Attributes
     ----------
-    steps : list of Step
+    steps : list of TrainingStep
         Each captured graph that needs gradients; ``steps[0].net`` is its plan, of forward and backward. If PyTorch runs
         the step, it is None, and ``steps[0].reason`` says why.
     evaluations : list of Evaluation
@@ -89,7 +89,7 @@ class TrainingModule(nn.Module):
         An option has no meaning here, or no target can run an op.
     """
 
-    steps: list[Step]
+    steps: list[TrainingStep]
     evaluations: list[Evaluation]
     _plain: PlainCalls
 
@@ -109,8 +109,8 @@ class TrainingModule(nn.Module):
         self.__dict__["_original"] = module
         self.__dict__.update(steps=[], evaluations=[], _plain=PlainCalls(module))
 
-        def make_step(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> Step:
-            self.steps.append(step := Step(forward, backward, outputs, options, plan))
+        def make_step(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> TrainingStep:
+            self.steps.append(step := TrainingStep(forward, backward, outputs, options, plan))
             step.told = self._plain.tell
             return step
 

@@ -20,7 +20,7 @@ from fmtprop.system.collector import collect_young
 from fmtprop.system.locks import ProcessLock
 from fmtprop.targets.memory import check_fits
 from fmtprop.training.hooks import no_hooks_for_saved_tensors
-from fmtprop.training.step import Step
+from fmtprop.training.step import TrainingStep
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Rival:
         AOTAutograd's function of the captured graph, which calls the step.
     captured : torch.fx.GraphModule
         The graph as it was captured.
-    step : Step
+    step : TrainingStep
         The step.
     compare : callable, optional
         See :func:`fmtprop.compiling.turns.compare`. Without it, the plan runs all calls.
@@ -43,7 +43,13 @@ class Rival:
     """
 
     def __init__(
-        self, run: Callable[..., Any], captured: fx.GraphModule, step: Step, compare: Compare | None, *, required: bool
+        self,
+        run: Callable[..., Any],
+        captured: fx.GraphModule,
+        step: TrainingStep,
+        compare: Compare | None,
+        *,
+        required: bool,
     ) -> None:
         self._run, self._captured, self._step = run, captured.forward, step
         self._compare, self._required = compare, required

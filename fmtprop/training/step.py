@@ -32,7 +32,7 @@ Planner = Callable[[Graph, Options], CompiledModel]
 _LOG = logging.getLogger(__name__)
 
 
-class Step:
+class TrainingStep:
     """The two halves of a captured graph.
 
     Parameters

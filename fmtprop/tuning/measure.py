@@ -2,7 +2,7 @@
 
 Conditions of a true figure (without any one of these, figures were wrong by tens of percent):
 
-- Memory has been written before: all unwritten pages are one shared page of zeros, which is always in cache.
+- MovableMemory has been written before: all unwritten pages are one shared page of zeros, which is always in cache.
 - One block of huge pages holds all activations, like a plan's arena, and all jobs use the same block.
 - Weights are taken from a buffer as large as all weights of the network, each time from the next position. So they
   come from the same level of memory as in the network, not from the cache of the last execution. If all weights fit in
@@ -48,7 +48,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Candidate, Target
 from fmtprop.system.machine import last_level_cache_nbytes
 from fmtprop.system.waiting import Waiting
-from fmtprop.targets.bound import SCRATCHPAD, Memory, Place, Stream
+from fmtprop.targets.bound import SCRATCHPAD, MovableMemory, OwnStream, Place
 from fmtprop.targets.executable import implementation, threads_here
 from fmtprop.targets.memory import align, numbers, renew
 from fmtprop.tuning.identity import parameters, regime
@@ -90,7 +90,7 @@ _RESIDENT_SHARE = 0.25
 
 
 @dataclass(frozen=True)
-class Operand:
+class TimedOperand:
     """An operand or result of a job.
 
     Parameters
@@ -118,13 +118,13 @@ class Job:
         The caller's name for it.
     node : Node
         Formatted.
-    operands : tuple of Operand
+    operands : tuple of TimedOperand
         All operands and results, without the scratchpad and without a residual, which lies in the result.
     """
 
     key: Any
     node: Node
-    operands: tuple[Operand, ...]
+    operands: tuple[TimedOperand, ...]
 
     @property
     def activations_nbytes(self) -> int:
@@ -143,12 +143,12 @@ def job_of(key: Any, node: Node, candidate: Candidate) -> Job:
     formatted = node.with_(choice=candidate.choice("to be timed"), descs=candidate.results)
     learned, residual = parameters(node.op, candidate.operands), implementation(formatted).residual(formatted)
     read = [
-        Operand(name, desc.at_start(), "parameter" if name in learned else "activation")
+        TimedOperand(name, desc.at_start(), "parameter" if name in learned else "activation")
         for name, desc in candidate.operands.items()
         if name != residual
     ]
     written = zip(result_names(node), candidate.results, strict=True)
-    return Job(key, formatted, (*read, *(Operand(name, desc.at_start(), "result") for name, desc in written)))
+    return Job(key, formatted, (*read, *(TimedOperand(name, desc.at_start(), "result") for name, desc in written)))
 
 
 def job_of_reorder(key: Any, src: MemoryDesc, dst: MemoryDesc, target: Target) -> Job | None:
@@ -240,7 +240,7 @@ class Bench:
         for job in jobs:
             if perf_counter() > deadline:
                 break
-            run = _Run(job, self._activations)
+            run = _TimedJob(job, self._activations)
             race.runs.append(run)
             run.warm_up(self._place(job))
         return race
@@ -264,7 +264,7 @@ class _Race:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.runs: list[_Run] = []
+        self.runs: list[_TimedJob] = []
         self._rounds = 0
         self._seconds = 0.0
         self._dropped: set[int] = set()
@@ -303,7 +303,7 @@ class _Race:
         for run in self.runs:
             run.close()
 
-    def _live(self) -> list[_Run]:
+    def _live(self) -> list[_TimedJob]:
         return [run for index, run in enumerate(self.runs) if index not in self._dropped]
 
     def _drop(self) -> None:
@@ -315,7 +315,7 @@ class _Race:
         self._dropped |= {index for index, run in enumerate(self.runs) if run.fastest > limit}
 
 
-class _Run:
+class _TimedJob:
     """A job that is being timed."""
 
     def __init__(self, job: Job, activations: torch.Tensor) -> None:
@@ -326,8 +326,8 @@ class _Run:
         #: words of each activation, and whether its numbers must be positive
         self._warm: list[tuple[torch.Tensor, bool]] = []
         #: memory of each parameter, its offset from the first one in bytes, and the words that must be positive
-        self._parameters: list[tuple[Memory, int, int]] = []
-        self._stream = Stream()
+        self._parameters: list[tuple[MovableMemory, int, int]] = []
+        self._stream = OwnStream()
         way, offset, parameter_offset = implementation(job.node), 0, 0
         self._executable = way.build(threads_here())
         places: dict[str, Place] = {}
@@ -335,15 +335,15 @@ class _Run:
         for operand in job.operands:
             nbytes, is_positive = operand.desc.nbytes, operand.name in positive
             if way.makes_results and operand.kind == "result":
-                memory = Memory()
+                memory = MovableMemory()
             elif way.makes_results and operand.desc.kind != "blocked":
-                memory = Memory(self._executable.lay_out(job.node, operand.name, _random(operand.desc)))
+                memory = MovableMemory(self._executable.lay_out(job.node, operand.name, _random(operand.desc)))
             elif operand.kind == "parameter":
-                memory = Memory()
+                memory = MovableMemory()
                 self._parameters.append((memory, parameter_offset, nbytes // _WORD_NBYTES * is_positive))
                 parameter_offset += align(nbytes)
             else:
-                memory = Memory(activations[offset : offset + nbytes])
+                memory = MovableMemory(activations[offset : offset + nbytes])
                 if operand.kind == "activation" or residual is not None:
                     self._warm.append((_words(activations[offset : offset + align(nbytes)]), is_positive))
                 offset += align(nbytes)
@@ -353,7 +353,7 @@ class _Run:
         if way.scratchpad_nbytes:
             room = activations[offset : offset + way.scratchpad_nbytes]
             renew(_words(room))
-            places[SCRATCHPAD] = Place(Memory(room), MemoryDesc((way.scratchpad_nbytes,), "u8"))
+            places[SCRATCHPAD] = Place(MovableMemory(room), MemoryDesc((way.scratchpad_nbytes,), "u8"))
         self._bound = self._executable.bind(job.node, places, self._stream)
 
     @property

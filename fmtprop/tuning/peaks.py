@@ -20,7 +20,7 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.building import native
 from fmtprop.store import Store, key_of
 from fmtprop.system.waiting import Waiting
-from fmtprop.targets.bound import Memory, Stream
+from fmtprop.targets.bound import MovableMemory, OwnStream
 from fmtprop.targets.memory import huge_bytes
 from fmtprop.targets.primitive import bind_primitive
 
@@ -293,11 +293,12 @@ class _Timed:
     """A primitive for repeated execution, with its arguments one after another in a block of memory."""
 
     def __init__(self, pd: dnnl.PrimitiveDesc, names: tuple[str, ...], memory: torch.Tensor, stride: int) -> None:
-        self._primitive, self._stream = dnnl.Primitive(pd), Stream()
-        self.memories = {name: Memory() for name in names}
+        self._primitive, self._stream = dnnl.Primitive(pd), OwnStream()
+        self.memories = {name: MovableMemory() for name in names}
         found = {name: pd.arg_md(int(dnnl.Arg[name])) for name in names}
         arguments = [(int(dnnl.Arg[n]), md, self.memories[n], 0) for n, md in found.items() if md is not None]
-        self._bound = bind_primitive(self._primitive, arguments, Memory(memory[len(names) * stride :]), self._stream)
+        scratchpad = MovableMemory(memory[len(names) * stride :])
+        self._bound = bind_primitive(self._primitive, arguments, scratchpad, self._stream)
         for index, name in enumerate(names):
             self.memories[name].put(memory[index * stride :])
 

@@ -64,7 +64,7 @@ PLAIN = frozenset({"abc", "abcd", "abcde", "nchw", "ncdhw"})
 LAST = frozenset({"acb", "acdb", "acdeb", "nhwc", "ndhwc"})
 
 
-class Operand(NamedTuple):
+class LoggedTensor(NamedTuple):
     """A tensor of an execution: its role, data type and format tag."""
 
     role: str
@@ -80,7 +80,7 @@ class Execution:
     ----------
     kind, impl, prop : str
         Such as ``"reorder"``, ``"jit:uni"``, ``"undef"``.
-    operands : tuple of Operand
+    operands : tuple of LoggedTensor
         Those with a format.
     problem : str
         Sizes, in oneDNN's notation.
@@ -93,7 +93,7 @@ class Execution:
     kind: str
     impl: str
     prop: str
-    operands: tuple[Operand, ...]
+    operands: tuple[LoggedTensor, ...]
     problem: str
     seconds: float
     start_seconds: float | None = None
@@ -242,6 +242,6 @@ def parse_line(line: str) -> Execution | None:
     return found[-1] if found else None
 
 
-def _operands(formats: str) -> tuple[Operand, ...]:
-    found = [Operand(role, dtype, tag or kind) for role, dtype, kind, tag in _OPERAND.findall(formats)]
-    return tuple(found or (Operand(*match) for match in _OLD_OPERAND.findall(formats)))
+def _operands(formats: str) -> tuple[LoggedTensor, ...]:
+    found = [LoggedTensor(role, dtype, tag or kind) for role, dtype, kind, tag in _OPERAND.findall(formats)]
+    return tuple(found or (LoggedTensor(*match) for match in _OLD_OPERAND.findall(formats)))

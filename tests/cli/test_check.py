@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fmtprop.bench.whatif import Case, Outcome, cases, side_by_side, table
+from fmtprop.bench.whatif import Case, CaseResult, cases, side_by_side, table
 from fmtprop.errors import FmtpropError
 from tests.cli.command import fmtprop
 
@@ -115,7 +115,7 @@ def test_what_fails_is_told_beside_the_rest():
     lost = [Case(library="/nowhere/libdnnl.so")]
     (other,) = side_by_side({"model": "chain"}, lost, tune="model", repeats=1, progress=lambda *_: None)
     assert "/nowhere/libdnnl.so" in other.error and not other.report, "no other library ran instead"
-    assert "failed" in table([outcome, Outcome(Case(threads=3), {}, "\x1b")])
+    assert "failed" in table([outcome, CaseResult(Case(threads=3), {}, "\x1b")])
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from fmtprop.passes.target import Setting
 from fmtprop.runtime.agreement import relative_error, small_numbers
 from fmtprop.runtime.constants import run_once
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
-from fmtprop.targets.bound import Memory, Place
+from fmtprop.targets.bound import MovableMemory, Place
 from fmtprop.targets.executable import threads_here
 from fmtprop.targets.memory import aligned_bytes
 from fmtprop.targets.mkldnn import MkldnnTarget
@@ -95,9 +95,9 @@ def computed(node: Node, operands: Mapping[str, torch.Tensor]) -> list[torch.Ten
             flat = torch.from_numpy(fp.pack(operands[name].numpy(), desc)).view(torch.uint8)
         else:
             flat = executable.lay_out(node, name, operands[name].contiguous())
-        places[name] = Place(Memory(flat), desc)
+        places[name] = Place(MovableMemory(flat), desc)
     for name, desc in zip(result_names(node), node.descs, strict=True):
-        places[name] = Place(places[residual].memory if residual else Memory(aligned_bytes(desc.nbytes)), desc)
+        places[name] = Place(places[residual].memory if residual else MovableMemory(aligned_bytes(desc.nbytes)), desc)
     run_once(node, executable, places)
     return [
         None if desc.is_workspace else torch.from_numpy(fp.unpack(numbers(places[name]).flatten().numpy(), desc).copy())

@@ -20,7 +20,7 @@ from fmtprop.runtime.plan import Home
 from fmtprop.runtime.selfcheck import Mismatch
 from fmtprop.runtime.threads import current_threads, running_with
 from fmtprop.targets import OneDnnTarget
-from fmtprop.targets.bound import Memory, Place, Stream
+from fmtprop.targets.bound import MovableMemory, OwnStream, Place
 from tests.threads import torch_threads
 
 
@@ -344,8 +344,9 @@ def test_after_a_failure_on_one_thread_the_caller_has_as_many_as_before():
     torch.set_num_threads(2)
     step = fp.compile(Softmaxes(), torch.randn(3, 70), policy="propagate").plan.steps[0]
     accesses = {**step.operands, "dst": step.results[0]}
-    places = {name: Place(Memory(torch.zeros(1024, dtype=torch.uint8)), one.desc) for name, one in accesses.items()}
-    bound = step.executable.bind(step.node, places, Stream())
+    empty = {name: MovableMemory(torch.zeros(1024, dtype=torch.uint8)) for name in accesses}
+    places = {name: Place(empty[name], one.desc) for name, one in accesses.items()}
+    bound = step.executable.bind(step.node, places, OwnStream())
     dnnl.lib().set_threads(1)  # where the list stopped
     assert "dnnl_primitive_execute" in str(bound.failure(1))
     assert torch.get_num_threads() == 2

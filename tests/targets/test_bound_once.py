@@ -12,23 +12,23 @@ from fmtprop.ir.node import Choice, Node
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import HostCall
-from fmtprop.targets.bound import Memory, Place, Stream
+from fmtprop.targets.bound import MovableMemory, OwnStream, Place
 from fmtprop.targets.reference import ReferenceImplementation
 
 WHOLE, PART = MemoryDesc((4, 6)), MemoryDesc((4, 3), strides=(6, 1), offset0=3)
 
 
-def bound(target: str, operand: str, src: MemoryDesc, dst: MemoryDesc, memories: tuple[Memory, Memory]):
+def bound(target: str, operand: str, src: MemoryDesc, dst: MemoryDesc, memories: tuple[MovableMemory, MovableMemory]):
     call = HostCall(target, f'{{"self": {{"{operand}": "src_0"}}}}')
     choice = Choice("reference", "torch", {"src_0": src})
     node = Node("it", "aten", call, (TensorType(dst.dims),), descs=(dst,), choice=choice)
     places = {"src_0": Place(memories[0], src), "dst": Place(memories[1], dst)}
-    return ReferenceImplementation("torch").build(1).bind(node, places, Stream())
+    return ReferenceImplementation("torch").build(1).bind(node, places, OwnStream())
 
 
 @pytest.mark.parametrize("src", [WHOLE, PART], ids=["whole", "part"])
 def test_a_call_follows_the_tensors_of_each_run(src: MemoryDesc) -> None:
-    memories = Memory(desc=WHOLE), Memory(desc=MemoryDesc(src.dims))
+    memories = MovableMemory(desc=WHOLE), MovableMemory(desc=MemoryDesc(src.dims))
     call = bound("aten.atan.default", "tensor", src, MemoryDesc(src.dims), memories)
     assert isinstance(call.pairs[0][1], partial)  # the operator itself: nothing is bound in a run
     for _ in range(2):
@@ -41,7 +41,7 @@ def test_a_call_follows_the_tensors_of_each_run(src: MemoryDesc) -> None:
 
 def test_a_call_that_reads_a_view_is_bound_to_the_view_of_each_run() -> None:
     parts = MemoryDesc((4, 3, 2))
-    memories = Memory(desc=parts), Memory(desc=MemoryDesc((4, 3)))
+    memories = MovableMemory(desc=parts), MovableMemory(desc=MemoryDesc((4, 3)))
     call = bound("aten.abs.default", "parts", parts, MemoryDesc((4, 3)), memories)
     for _ in range(2):
         x, y = torch.randn(4, 3, 2), torch.empty(4, 3)
@@ -52,7 +52,7 @@ def test_a_call_that_reads_a_view_is_bound_to_the_view_of_each_run() -> None:
 
 
 def test_a_cleared_memory_keeps_no_tensor() -> None:
-    memory = Memory(desc=WHOLE)
+    memory = MovableMemory(desc=WHOLE)
     seen = memory.viewed_as(PART)
     assert seen is not None and memory.viewed_as(PART) is seen
     x = torch.randn(4, 6)

@@ -26,7 +26,7 @@ from fmtprop.runtime import Executor, Plan, build_plan
 from fmtprop.runtime.selfcheck import check_steps
 from fmtprop.store import Store
 from fmtprop.targets import ReferenceTarget, registry
-from fmtprop.targets.bound import Bound, Place, Stream
+from fmtprop.targets.bound import Bound, OwnStream, Place
 from fmtprop.targets.executable import Executable, Implementation, Provider
 from fmtprop.tuning import costs_for
 
@@ -68,7 +68,7 @@ class Built(Executable):
     def __init__(self, function: Function) -> None:
         self._function = function
 
-    def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
+    def bind(self, node: Node, places: Mapping[str, Place], stream: OwnStream) -> Bound:
         read, written = [places[name] for name in node.choice.operands], places["dst"]
 
         def run() -> None:

@@ -20,7 +20,7 @@ from fmtprop.ops.convolution import Conv
 from fmtprop.ops.sum import Sum
 from fmtprop.passes.target import Candidate
 from fmtprop.targets import OneDnnTarget
-from fmtprop.targets.bound import Bound, Place, Stream
+from fmtprop.targets.bound import Bound, OwnStream, Place
 from fmtprop.targets.executable import Executable, Implementation
 from fmtprop.targets.memory import renew
 from fmtprop.tuning.identity import is_timed
@@ -99,7 +99,7 @@ class TimedExecutable(Executable):
     def __init__(self, run: Callable[[Mapping[str, Place]], None]) -> None:
         self.run = run
 
-    def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
+    def bind(self, node: Node, places: Mapping[str, Place], stream: OwnStream) -> Bound:
         return Bound(python=(node, [lambda: self.run(places)]))
 
 
@@ -256,7 +256,7 @@ def test_results_are_normal_after_each_job(monkeypatch: pytest.MonkeyPatch) -> N
     tensors: list[torch.Tensor] = []
     honest = Bound.seconds
 
-    def spied(bound: Bound, stream: Stream) -> float:
+    def spied(bound: Bound, stream: OwnStream) -> float:
         seconds = honest(bound, stream)
         assert all(is_normal(memory, torch.float32) for memory in tensors)
         return seconds

@@ -15,7 +15,7 @@ from fmtprop.errors import ImportModelError
 from fmtprop.system.collector import paused
 
 if TYPE_CHECKING:
-    from fmtprop.frontends.onnx.program import Program
+    from fmtprop.frontends.onnx.program import OnnxProgram
     from fmtprop.ir.graph import Graph
 
 __all__ = ["deciding_inputs", "from_onnx", "is_onnx", "open_program", "save_onnx"]
@@ -34,7 +34,7 @@ def is_onnx(model: object) -> bool:
     return isinstance(model, bytes) or type(model).__module__.partition(".")[0] == "onnx"
 
 
-def deciding_inputs(program: Program) -> tuple[str, ...]:
+def deciding_inputs(program: OnnxProgram) -> tuple[str, ...]:
     """Return the scalar inputs of a program that decide which of its nodes run."""
     from fmtprop.frontends.onnx import deciding
 
@@ -61,7 +61,7 @@ def from_onnx(source: object, shapes: Mapping[str, Sequence[int]] | None = None)
         return graph_of(program, shapes)
 
 
-def open_program(source: object) -> Program:
+def open_program(source: object) -> OnnxProgram:
     """Read a model and make it ready to run node by node.
 
     Raises
@@ -70,10 +70,10 @@ def open_program(source: object) -> Program:
         The package ``onnx`` is missing, the model is invalid, or an operator is not supported.
     """
     _check_package()
-    from fmtprop.frontends.onnx.program import Program
+    from fmtprop.frontends.onnx.program import OnnxProgram
     from fmtprop.frontends.onnx.reading import read_model
 
-    return Program(read_model(source))
+    return OnnxProgram(read_model(source))
 
 
 def save_onnx(graph: Graph, path: Path) -> None:

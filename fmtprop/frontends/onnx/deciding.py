@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fmtprop.frontends.onnx.steps import Body, Step
+from fmtprop.frontends.onnx.steps import Body, NodeStep
 
 if TYPE_CHECKING:
-    from fmtprop.frontends.onnx.program import Program
+    from fmtprop.frontends.onnx.program import OnnxProgram
 
 #: operators that run subgraphs, and how many of their first operands decide what runs
 _DECIDED = {"If": 1, "Loop": 2}
 
 
-def deciding_inputs(program: Program) -> tuple[str, ...]:
+def deciding_inputs(program: OnnxProgram) -> tuple[str, ...]:
     """Return the names of the scalar inputs, of whole numbers or booleans, on which branches and loops depend."""
     sources: dict[str, list[str]] = {}
     waiting: list[str] = []
@@ -36,14 +36,14 @@ def deciding_inputs(program: Program) -> tuple[str, ...]:
     return tuple(info.name for info in program.inputs if info.name in found and _is_scalar(info.type))
 
 
-def _steps(body: Body) -> Iterator[Step]:
+def _steps(body: Body) -> Iterator[NodeStep]:
     for step in body.steps:
         yield step
         for inner in _bodies(step):
             yield from _steps(inner)
 
 
-def _read(step: Step) -> Iterator[str]:
+def _read(step: NodeStep) -> Iterator[str]:
     """Yield the names that a step and its subgraphs read."""
     yield from step.inputs
     for inner in _bodies(step):
@@ -52,7 +52,7 @@ def _read(step: Step) -> Iterator[str]:
             yield from _read(one)
 
 
-def _bodies(step: Step) -> Iterator[Body]:
+def _bodies(step: NodeStep) -> Iterator[Body]:
     return (value for value in step.attributes.values() if isinstance(value, Body))
 
 

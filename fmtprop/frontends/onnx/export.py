@@ -17,8 +17,8 @@ from onnx import checker, helper
 import fmtprop
 from fmtprop.errors import GraphError, UnsupportedOpError
 from fmtprop.frontends.onnx.elements import number_of
-from fmtprop.frontends.onnx.traced import Traced
-from fmtprop.frontends.onnx.writing import OPSET, Writer, note
+from fmtprop.frontends.onnx.traced import NodesByOp
+from fmtprop.frontends.onnx.writing import OPSET, GraphWriter, note
 from fmtprop.ir.exporting import Onnx
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, PostOp, Value
@@ -99,12 +99,12 @@ def model_of(graph: Graph) -> onnx.ModelProto:
 
 class _Export:
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.writer = graph, Writer()
+        self.graph, self.writer = graph, GraphWriter()
         if any(node.phase for node in graph.nodes()):
             raise UnsupportedOpError(f"graph {graph.name} is a step of training with two entry points; ONNX has one")
         self.names: dict[Value, str] = {}
         steps = [node for node in graph.nodes() if not node.is_boundary]
-        self.traced = Traced((node, self._types(node)) for node in steps if opdef(node.op).onnx is None)
+        self.traced = NodesByOp((node, self._types(node)) for node in steps if opdef(node.op).onnx is None)
         for node in graph.nodes():
             self.writer.declare(node.name, node.results[0] if node.results else TensorType(()))
         for node in graph.output_nodes:  # a value has the name of the output that it is

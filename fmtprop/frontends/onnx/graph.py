@@ -20,8 +20,8 @@ from fmtprop.frontends.call_import import CallImporter, FoundCall
 from fmtprop.frontends.onnx import limits
 from fmtprop.frontends.onnx.elements import element_type, torch_dtype, type_name
 from fmtprop.frontends.onnx.operators.values import is_repeated
-from fmtprop.frontends.onnx.program import ContradictionError, Program
-from fmtprop.frontends.onnx.recording import Recorded, Recording, Traced
+from fmtprop.frontends.onnx.program import ContradictionError, OnnxProgram
+from fmtprop.frontends.onnx.recording import Recorded, RecordedTensor, Recording
 from fmtprop.frontends.torch_call import by_schema, parts_of, tensor_type
 from fmtprop.frontends.torch_log import held_back
 from fmtprop.ir.deferred import SMALL_NBYTES
@@ -99,7 +99,7 @@ def _declared(name: str, dims: tuple[int | str | None, ...] | None) -> tuple[int
 
 
 def graph_of(
-    program: Program,
+    program: OnnxProgram,
     shapes: Mapping[str, Sequence[int]] | None = None,
     fixed: Mapping[str, torch.Tensor] | None = None,
 ) -> Graph:
@@ -125,7 +125,7 @@ def graph_of(
             f"shapes names {unknown[0]!r}; the model's inputs are {', '.join(i.name for i in infos)}"
         )
     recording = Recording()
-    inputs: dict[str, Traced] = {}
+    inputs: dict[str, RecordedTensor] = {}
     fixed = fixed or {}
     for info in infos:
         if info.name in fixed:
@@ -148,7 +148,7 @@ def graph_of(
         raise ImportModelError(f"{program.name}: {error}") from error
 
 
-def _check_outputs(program: Program, results: Sequence[Any]) -> None:
+def _check_outputs(program: OnnxProgram, results: Sequence[Any]) -> None:
     for name, result in zip(program.body.outputs, results, strict=True):
         if not isinstance(result, torch.Tensor):
             raise ImportModelError(
@@ -160,7 +160,7 @@ def _check_outputs(program: Program, results: Sequence[Any]) -> None:
             raise ImportModelError(f"output {name} is complex; a graph's outputs are real")
 
 
-def _check_output(name: str, result: torch.Tensor, program: Program) -> None:
+def _check_output(name: str, result: torch.Tensor, program: OnnxProgram) -> None:
     """Refuse a result if its element type is not the declared one."""
     declared = next((info.type for info in program.outputs if info.name == name), onnx.TypeProto())
     kind = declared.WhichOneof("value")
@@ -175,7 +175,7 @@ def _check_output(name: str, result: torch.Tensor, program: Program) -> None:
 
 
 def _imported(
-    program: Program, recording: Recording, inputs: Mapping[str, Traced], results: Sequence[torch.Tensor]
+    program: OnnxProgram, recording: Recording, inputs: Mapping[str, RecordedTensor], results: Sequence[torch.Tensor]
 ) -> Graph:
     graph = Graph(program.name)
     outputs = [info.name for info in program.outputs]

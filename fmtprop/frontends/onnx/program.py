@@ -20,7 +20,7 @@ from fmtprop.frontends.onnx.operators.values import DataDependentError, NotInTor
 from fmtprop.frontends.onnx.reading import Source
 from fmtprop.frontends.onnx.recording import Recording
 from fmtprop.frontends.onnx.reference import result_nbytes, run_node
-from fmtprop.frontends.onnx.steps import Body, Step, body_of, expanded, keywords
+from fmtprop.frontends.onnx.steps import Body, NodeStep, body_of, expanded, keywords
 from fmtprop.ir.tensors import map_tensors
 from fmtprop.ops.without_data import without_data
 from fmtprop.system.machine import memory_nbytes
@@ -56,7 +56,7 @@ class OperandsError(ImportModelError):
     """A node cannot run on its operands: the model is wrong, or the inputs of a run are."""
 
 
-class Program:
+class OnnxProgram:
     """A runnable model, on data or on tensors without data.
 
     Parameters
@@ -131,7 +131,7 @@ _FAILURES: Final = (
 class _Run:
     """One run, and its counts so far."""
 
-    def __init__(self, program: Program, recording: Recording | None = None) -> None:
+    def __init__(self, program: OnnxProgram, recording: Recording | None = None) -> None:
         self.program = program
         self.recording = recording
         self.depth = 0
@@ -156,7 +156,7 @@ class _Run:
                 values.pop(name, None)
         return [values.find(name, None) for name in body.outputs]
 
-    def step(self, step: Step, arguments: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
+    def step(self, step: NodeStep, arguments: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
         if self.depth:
             # a sequence is copied
             copied = sum(len(value) for value in arguments if isinstance(value, list))
@@ -182,7 +182,7 @@ class _Run:
             given = ", ".join(map(_described, arguments))
             raise OperandsError(f"{step.label} cannot run on {given or 'nothing'}: {first_line(error)}") from error
 
-    def _count_steps(self, step: Step, number: int) -> None:
+    def _count_steps(self, step: NodeStep, number: int) -> None:
         """Count the nodes that branches and loops run, and refuse too many."""
         self.steps += number
         if self.recording is not None and self.steps > MOST_UNROLLED_STEPS:
@@ -192,14 +192,14 @@ class _Run:
                 f"{step.label}: loops have run {limits.LOOP_STEPS} nodes in this run, and may run no more"
             )
 
-    def _checked(self, step: Step, results: Any) -> Sequence[Any]:
+    def _checked(self, step: NodeStep, results: Any) -> Sequence[Any]:
         # a sequence is a list, several results are a tuple
         found: Sequence[Any] = results if isinstance(results, tuple) else (results,)
         if len(found) < len(step.outputs) and any(step.outputs):
             raise ContradictionError(f"{step.label} names {len(step.outputs)} outputs, it has {len(found)}")
         return found
 
-    def _call(self, step: Step, arguments: list[Any], scope: Mapping[str, Any]) -> Any:
+    def _call(self, step: NodeStep, arguments: list[Any], scope: Mapping[str, Any]) -> Any:
         recording = self.recording
         if recording is None or step.runs_subgraphs:
             return self._make(step, arguments, scope)
@@ -217,7 +217,7 @@ class _Run:
         recording.origin = step.name
         return self._make(step, arguments, scope)
 
-    def _make(self, step: Step, arguments: list[Any], scope: Mapping[str, Any]) -> Any:
+    def _make(self, step: NodeStep, arguments: list[Any], scope: Mapping[str, Any]) -> Any:
         function = step.function
         carried = step.op in operators.CARRYING and not step.domain
         if function is None or not (carried or all(map(_in_torch, arguments))):
@@ -237,7 +237,7 @@ class _Run:
             return self._otherwise(step, arguments)
 
     def _subgraph(
-        self, step: Step, body: Body, values: Sequence[Any], scope: Mapping[str, Any], doubtful: bool
+        self, step: NodeStep, body: Body, values: Sequence[Any], scope: Mapping[str, Any], doubtful: bool
     ) -> list[Any]:
         if len(values) > len(body.inputs):
             raise ContradictionError(
@@ -254,7 +254,7 @@ class _Run:
             if self.recording is not None:
                 self.recording.origin = step.name
 
-    def _otherwise(self, step: Step, arguments: list[Any]) -> Any:
+    def _otherwise(self, step: NodeStep, arguments: list[Any]) -> Any:
         """Run a node as ONNX's function body for it, or on ONNX's reference if there is none."""
         body = expanded(step, arguments)
         if body is not None:
@@ -267,7 +267,7 @@ class _Run:
         self.program.reference_nodes.append(step.label)
         return run_node(step.node, step.version, arguments)
 
-    def _check_size(self, step: Step, arguments: list[Any], scope: Mapping[str, Any]) -> None:
+    def _check_size(self, step: NodeStep, arguments: list[Any], scope: Mapping[str, Any]) -> None:
         """Refuse a result that would be too large before it is computed."""
         nbytes = sum(value.nbytes for value in arguments if isinstance(value, torch.Tensor))
         growing = step.op in operators.GROWING
@@ -300,7 +300,7 @@ class _Run:
         repeated = sum(nbytes for nbytes, repeated in sizes if repeated)
         self._count(step, nbytes, size, repeated)
 
-    def _count(self, step: Step, nbytes: int, size: int, repeated: int) -> None:
+    def _count(self, step: NodeStep, nbytes: int, size: int, repeated: int) -> None:
         """Count the bytes that nodes make of constants, and those of one number each, and refuse too many."""
         self.folded_nbytes += size
         self.repeated_nbytes += repeated
@@ -324,7 +324,7 @@ class _Scope(dict[str, Any]):
         super().__init__(outer)
         self.update(constants)
 
-    def find(self, name: str, step: Step | None) -> Any:
+    def find(self, name: str, step: NodeStep | None) -> Any:
         """Return a value; None for an operand that is left out."""
         if not name:
             return None

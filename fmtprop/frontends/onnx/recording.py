@@ -49,7 +49,7 @@ class Recorded:
     origin: str
 
 
-class Traced(torch.Tensor):
+class RecordedTensor(torch.Tensor):
     """A tensor without data, or a constant; PyTorch's functions on it are recorded."""
 
     # PyTorch's own attributes would be calls, too
@@ -93,9 +93,9 @@ class Recording:
         self.origin = ""
         #: by identity of a constant with recorded calls: the constant; by that of a plain constant: the other form
         self._plain: dict[int, torch.Tensor] = {}
-        self._traced: dict[int, tuple[Traced, torch.Tensor]] = {}
+        self._traced: dict[int, tuple[RecordedTensor, torch.Tensor]] = {}
 
-    def input(self, dims: Sequence[int], dtype: torch.dtype) -> Traced:
+    def input(self, dims: Sequence[int], dtype: torch.dtype) -> RecordedTensor:
         """Return a dense tensor without data; its calls are recorded."""
         return self.made(torch.empty(dims, dtype=dtype, device="meta"))
 
@@ -104,7 +104,7 @@ class Recording:
         return map_tensors(value, self._as_traced)
 
     def _as_traced(self, tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, Traced):
+        if isinstance(tensor, RecordedTensor):
             return tensor
         found = self._traced.get(id(tensor))
         return self.made(tensor) if found is None else found[0]
@@ -113,9 +113,9 @@ class Recording:
         """Return a constant; its calls are not recorded."""
         return map_tensors(value, lambda tensor: self._plain.get(id(tensor), tensor))
 
-    def made(self, value: torch.Tensor) -> Traced:
+    def made(self, value: torch.Tensor) -> RecordedTensor:
         """Return a tensor as a new one; its calls are recorded."""
-        found: Any = value.as_subclass(Traced)
+        found: Any = value.as_subclass(RecordedTensor)
         found._shape, found._dtype, found._ndim, found._is_meta = value.shape, value.dtype, value.ndim, value.is_meta
         if not found._is_meta:
             self._plain[id(found)] = value
@@ -158,7 +158,7 @@ class Recording:
             elif (places := {id(at): place for place, at in enumerate(tensors)}).keys() == set(
                 map(id, tensors_in((call.args, call.kwargs)))
             ):
-                arguments = map_tensors((call.args, call.kwargs), lambda tensor: _Place(places[id(tensor)]))
+                arguments = map_tensors((call.args, call.kwargs), lambda tensor: _RecordedPlace(places[id(tensor)]))
                 _keep(_CALLS, key, (call.target, *arguments))
         return result
 
@@ -209,14 +209,14 @@ def _described(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _RecordedPlace:
     """The place of a tensor among the arguments of a call."""
 
     index: int
 
 
 def _replaced(value: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(value, _Place):
+    if isinstance(value, _RecordedPlace):
         return tensors[value.index]
     if isinstance(value, dict):
         return {name: _replaced(item, tensors) for name, item in value.items()}
@@ -227,7 +227,7 @@ def _kind(value: Any) -> Any:
     kind = type(value)
     if kind is list or kind is tuple:
         return (kind, *map(_kind, value))
-    return torch.Tensor if kind is Traced else kind
+    return torch.Tensor if kind is RecordedTensor else kind
 
 
 def _same_arguments(call: Recorded, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -34,7 +34,7 @@ class Body:
         Initialisers.
     output_types : list of onnx.TypeProto
         Declared types of the outputs; empty for a function.
-    steps : list of Step
+    steps : list of NodeStep
         The nodes, in an order in which they can run.
     """
 
@@ -43,11 +43,11 @@ class Body:
     outputs: list[str]
     constants: dict[str, Any] = field(default_factory=dict)
     output_types: list[onnx.TypeProto] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[NodeStep] = field(default_factory=list)
 
 
 @dataclass
-class Step:
+class NodeStep:
     """One node.
 
     Parameters
@@ -144,7 +144,7 @@ def body_of(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Body:
     return body
 
 
-def _is_constant(step: Step, body: Body) -> bool:
+def _is_constant(step: NodeStep, body: Body) -> bool:
     """Add the result of a node ``Constant`` to a body's constants; return whether it is one."""
     if step.function is None or step.op != "Constant" or step.domain:
         return False
@@ -155,7 +155,7 @@ def _is_constant(step: Step, body: Body) -> bool:
     return True
 
 
-def _step(node: onnx.NodeProto, index: int, opsets: Mapping[str, int]) -> Step:
+def _step(node: onnx.NodeProto, index: int, opsets: Mapping[str, int]) -> NodeStep:
     op, domain, outputs = node.op_type, node.domain, list(node.output)
     domain = "" if domain == "ai.onnx" else domain
     label = _label(node.name or (outputs[0] if outputs else "") or f"number {index}", op, domain)
@@ -176,7 +176,7 @@ def _step(node: onnx.NodeProto, index: int, opsets: Mapping[str, int]) -> Step:
         raise ImportModelError(f"{label}: no such operator is known in the domain {domain or 'ai.onnx'!r}")
     if function is not None:
         _check_attributes(label, function, attributes)
-    return Step(node, op, domain, list(node.input), outputs, version, function, attributes, label)
+    return NodeStep(node, op, domain, list(node.input), outputs, version, function, attributes, label)
 
 
 def _with_domain(node: onnx.NodeProto, domain: str) -> onnx.NodeProto:
@@ -208,7 +208,7 @@ def _mark_readers(body: Body) -> None:
             exact |= read
 
 
-def _reads(step: Step) -> Iterable[str]:
+def _reads(step: NodeStep) -> Iterable[str]:
     if not step.runs_subgraphs:
         return step.inputs
     bodies = [value for value in step.attributes.values() if isinstance(value, Body)]
@@ -219,7 +219,7 @@ def _reads(step: Step) -> Iterable[str]:
 # ---------------------------------------------------------------- functions that ONNX gives
 
 
-def expanded(step: Step, arguments: Sequence[Any]) -> Body | None:
+def expanded(step: NodeStep, arguments: Sequence[Any]) -> Body | None:
     """Return ONNX's function body of an operator for these operands; None if it has none."""
     domain = step.domain
     if not defs.has(step.op, domain):

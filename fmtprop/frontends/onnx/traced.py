@@ -15,7 +15,7 @@ import onnx
 import torch
 
 from fmtprop.errors import UnsupportedOpError
-from fmtprop.frontends.onnx.writing import OPSET, Writer, read_by
+from fmtprop.frontends.onnx.writing import OPSET, GraphWriter, read_by
 from fmtprop.frontends.torch_log import held_back
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import opdef
@@ -53,7 +53,7 @@ class _Program(torch.nn.Module):
         return [result for p in self.problems for result in p.run([next(rest) for _ in p.types])]
 
 
-class Traced:
+class NodesByOp:
     """The nodes of some ops, for copies into a graph.
 
     Parameters
@@ -88,7 +88,7 @@ class Traced:
                     raise _refusal(problem.node, its_own) from its_own
             raise _refusal(self._problems[0].node, error) from error
 
-    def write(self, writer: Writer, node: Node, operands: Mapping[str, str]) -> list[str]:
+    def write(self, writer: GraphWriter, node: Node, operands: Mapping[str, str]) -> list[str]:
         """Copy the nodes of an op into a graph."""
         types = {name: writer.type(value) for name, value in operands.items()}
         place = self._places[_key(node, types)]
@@ -112,7 +112,7 @@ class Traced:
                 wanted |= read_by(node)
         return found[::-1]
 
-    def _renamed(self, writer: Writer, node: Node, names: dict[str, str], name: str) -> str:
+    def _renamed(self, writer: GraphWriter, node: Node, names: dict[str, str], name: str) -> str:
         if not name:
             return ""
         if name not in names:

@@ -21,7 +21,7 @@ from fmtprop.layout import DataType
 OPSET: Final = 22
 
 
-class Writer:
+class GraphWriter:
     """The nodes and constants of a graph, in order. Implements :class:`fmtprop.ir.exporting.Writing`."""
 
     def __init__(self) -> None:

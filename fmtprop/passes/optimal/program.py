@@ -31,7 +31,7 @@ Demand = dict[Format, list[int]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class MilpResult:
     """Result of HiGHS.
 
     Parameters
@@ -72,7 +72,7 @@ class LinearProgram:
                 self._factors.append(factor)
         self._limits.append((lower, upper))
 
-    def minimise(self, typical: float, time_limit: float = math.inf) -> Outcome:
+    def minimise(self, typical: float, time_limit: float = math.inf) -> MilpResult:
         """Solve the program.
 
         Parameters
@@ -105,7 +105,7 @@ class LinearProgram:
         finally:
             pool.shutdown(wait=False)
         bound = result.mip_dual_bound
-        return Outcome(result.x, -math.inf if bound is None or not math.isfinite(bound) else bound / scale)
+        return MilpResult(result.x, -math.inf if bound is None or not math.isfinite(bound) else bound / scale)
 
 
 class AssignmentProgram(LinearProgram):

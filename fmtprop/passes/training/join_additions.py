@@ -46,7 +46,7 @@ class JoinAdditions:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Addend:
     """A slice along one axis."""
 
     source: Value
@@ -60,7 +60,7 @@ class _Addition:
     """An addition of two slices along the same axis."""
 
     node: Node
-    parts: tuple[_Part, _Part]
+    parts: tuple[_Addend, _Addend]
 
     @property
     def kind(self) -> object:
@@ -100,7 +100,7 @@ def _addition(graph: Graph, node: Node) -> _Addition | None:
     return _Addition(node, (parts[0], parts[1]))
 
 
-def _part(graph: Graph, value: Value) -> _Part | None:
+def _part(graph: Graph, value: Value) -> _Addend | None:
     """Return the slice that makes a value; None if it cuts several axes or leaves gaps."""
     node = graph.node(value.node)
     if not isinstance(node.attrs, Slice):
@@ -110,7 +110,7 @@ def _part(graph: Graph, value: Value) -> _Part | None:
     cut = [axis for axis, dim in enumerate(graph.type_of(source).dims) if sizes[axis] != dim]
     if len(cut) != 1 or any(step != 1 for step in steps):
         return None
-    return _Part(source, cut[0], starts[cut[0]], sizes[cut[0]])
+    return _Addend(source, cut[0], starts[cut[0]], sizes[cut[0]])
 
 
 def _join(graph: Graph, run: Sequence[_Addition]) -> None:

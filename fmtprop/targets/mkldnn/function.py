@@ -12,7 +12,7 @@ import torch
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import opdef
 from fmtprop.ir.ports import result_names
-from fmtprop.targets.bound import Bound, Place, Stream
+from fmtprop.targets.bound import Bound, OwnStream, Place
 from fmtprop.targets.executable import Executable, Implementation, Provider
 from fmtprop.targets.memory import laid_out
 from fmtprop.targets.mkldnn.formats import packing_of
@@ -75,7 +75,7 @@ class _FunctionExecutable(Executable):
     def __init__(self, kernel: TorchFunction) -> None:
         self._kernel = kernel
 
-    def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
+    def bind(self, node: Node, places: Mapping[str, Place], stream: OwnStream) -> Bound:
         kernel, names = self._kernel, () if node.choice is None else tuple(node.choice.operands)
         # values that are the same in each run are looked up once
         read = tuple((places[name], places[name].tensor() if places[name].memory.is_fixed else None) for name in names)

@@ -29,7 +29,7 @@ from fmtprop.targets.memory import copied
 from fmtprop.targets.mkldnn.dispatcher import computes_in, has_kernel
 from fmtprop.targets.mkldnn.formats import packed, packing_of
 from fmtprop.targets.mkldnn.function import TorchFunction
-from fmtprop.targets.mkldnn.tail import Tail, finish, split
+from fmtprop.targets.mkldnn.tail import Division, finish, split
 
 _NAME = "mkldnn"
 _LINEAR = "mkldnn::_linear_pointwise"
@@ -202,12 +202,12 @@ FUSED: Mapping[type[Attrs], tuple[str, Callable[[str, Node, Request], Iterator[C
 }
 
 
-def _tail(node: Node, request: Request, *, then_unary: bool, binary: bool = True) -> Tail:
+def _tail(node: Node, request: Request, *, then_unary: bool, binary: bool = True) -> Division:
     """Divide the post-ops; an operator without a binary form applies only a function."""
     dims = {name: desc.dims for name, desc in request.items()}
     leading = bool(node.post_ops) and node.post_ops[0].op != "eltwise"
     if leading and not binary:
-        return Tail(rest=node.post_ops)
+        return Division(rest=node.post_ops)
     return split(node.post_ops, request["dst"], dims, then_unary=then_unary)
 
 
@@ -217,7 +217,7 @@ def _tail(node: Node, request: Request, *, then_unary: bool, binary: bool = True
 def _offer(
     request: Request,
     operator: str,
-    tail: Tail,
+    tail: Division,
     formats: Mapping[str, MemoryDesc],
     window: tuple[Any, ...],
     view: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
@@ -260,7 +260,7 @@ class _FusedFunctions:
     """Builder of a function that calls a fused operator with fixed arguments and takes only tensors."""
 
     names: tuple[str, ...]
-    tail: Tail
+    tail: Division
     window: tuple[Any, ...]
     view: tuple[tuple[int, ...], tuple[int, ...]] | None
 

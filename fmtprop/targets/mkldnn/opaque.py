@@ -33,7 +33,7 @@ Dims = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Rule:
+class Opaque:
     """An operator that computes an op on mkldnn tensors.
 
     Parameters
@@ -97,44 +97,44 @@ def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any, A
 
 _VECTORS = frozenset({"mean", "variance", "scale", "shift"})
 
-RULES: tuple[Rule, ...] = (
-    Rule("eltwise", "aten::relu", _eltwise("relu"), _unary(torch.relu)),
-    Rule("eltwise", "aten::sigmoid", _eltwise("logistic"), _unary(torch.sigmoid)),
-    Rule("eltwise", "aten::tanh", _eltwise("tanh"), _unary(torch.tanh)),
-    Rule("eltwise", "aten::gelu", _eltwise("gelu_erf"), _unary(F.gelu)),
-    Rule("binary", "aten::add.Tensor", _same_dims("add"), lambda attrs, names: torch.add),
-    Rule("binary", "aten::mul.Tensor", _same_dims("mul"), lambda attrs, names: torch.mul),
-    Rule(
+RULES: tuple[Opaque, ...] = (
+    Opaque("eltwise", "aten::relu", _eltwise("relu"), _unary(torch.relu)),
+    Opaque("eltwise", "aten::sigmoid", _eltwise("logistic"), _unary(torch.sigmoid)),
+    Opaque("eltwise", "aten::tanh", _eltwise("tanh"), _unary(torch.tanh)),
+    Opaque("eltwise", "aten::gelu", _eltwise("gelu_erf"), _unary(F.gelu)),
+    Opaque("binary", "aten::add.Tensor", _same_dims("add"), lambda attrs, names: torch.add),
+    Opaque("binary", "aten::mul.Tensor", _same_dims("mul"), lambda attrs, names: torch.mul),
+    Opaque(
         "sum", "aten::add.Tensor",
         lambda attrs, dims: isinstance(attrs, Sum) and attrs.scales == (1.0, 1.0),
         lambda attrs, names: torch.add,
     ),
-    Rule("pooling", "aten::mkldnn_max_pool2d", _pools("max", 2), _max_pool),
-    Rule("pooling", "aten::mkldnn_max_pool3d", _pools("max", 3), _max_pool),
-    Rule("pooling", "aten::avg_pool2d", _pools("avg", 2), _avg_pool),
-    Rule("pooling", "aten::avg_pool3d", _pools("avg", 3), _avg_pool),
-    Rule(
+    Opaque("pooling", "aten::mkldnn_max_pool2d", _pools("max", 2), _max_pool),
+    Opaque("pooling", "aten::mkldnn_max_pool3d", _pools("max", 3), _max_pool),
+    Opaque("pooling", "aten::avg_pool2d", _pools("avg", 2), _avg_pool),
+    Opaque("pooling", "aten::avg_pool3d", _pools("avg", 3), _avg_pool),
+    Opaque(
         "batch_normalization", "aten::native_batch_norm",
         lambda attrs, dims: set(dims) >= _VECTORS and len(dims["src"]) in (4, 5),
         batch_norm, _VECTORS,
     ),
-    Rule(
+    Opaque(
         "softmax", "aten::_softmax",
         lambda attrs, dims: isinstance(attrs, Softmax) and attrs.alg == "accurate" and not attrs.dtype,
         lambda attrs, names: lambda src: torch.softmax(src, attrs.axis),
     ),
-    Rule(
+    Opaque(
         "prelu", "aten::_prelu_kernel",
         lambda attrs, dims: isinstance(attrs, Prelu) and _per_channel(dims["weights"]),
         lambda attrs, names: lambda src, weights: F.prelu(src, weights.reshape(-1)),
         frozenset({"weights"}),
     ),
     # exists only for dense tensors at present; the dispatcher is asked nevertheless
-    Rule("concat", "aten::cat", lambda attrs, dims: True, lambda attrs, names: lambda *t: torch.cat(t, attrs.axis)),
-    Rule("binary", "aten::sub.Tensor", _same_dims("sub"), lambda attrs, names: torch.sub),
-    Rule("binary", "aten::div.Tensor", _same_dims("div"), lambda attrs, names: torch.div),
-    Rule("eltwise", "aten::silu", lambda attrs, dims: _is_silu(attrs), _unary(F.silu)),
-    Rule(
+    Opaque("concat", "aten::cat", lambda attrs, dims: True, lambda attrs, names: lambda *t: torch.cat(t, attrs.axis)),
+    Opaque("binary", "aten::sub.Tensor", _same_dims("sub"), lambda attrs, names: torch.sub),
+    Opaque("binary", "aten::div.Tensor", _same_dims("div"), lambda attrs, names: torch.div),
+    Opaque("eltwise", "aten::silu", lambda attrs, dims: _is_silu(attrs), _unary(F.silu)),
+    Opaque(
         "eltwise", "aten::hardtanh", _eltwise("clip"),
         lambda attrs, names: lambda src: F.hardtanh(src, attrs.alpha, attrs.beta),
     ),
@@ -165,7 +165,7 @@ def opaque_candidates(node: Node, request: Request) -> Iterator[Candidate]:
                 yield candidate
 
 
-def _tail(node: Node) -> list[Rule] | None:
+def _tail(node: Node) -> list[Opaque] | None:
     """Return the operators of the post-ops; None if one has no operator on mkldnn tensors."""
     found = []
     for post_op in node.post_ops:
@@ -188,7 +188,7 @@ def _chain(functions: list[Callable[..., torch.Tensor]]) -> Callable[..., torch.
     return call
 
 
-def _candidate(rule: Rule, tail: list[Rule], node: Node, request: Request) -> Candidate | None:
+def _candidate(rule: Opaque, tail: list[Opaque], node: Node, request: Request) -> Candidate | None:
     formats = {name: plain(desc) if name in rule.dense else opaque(desc) for name, desc in request.items()}
     if not computes_in(request["dst"].dtype):
         return None

@@ -41,7 +41,7 @@ UNARIES = (
 
 
 @dataclass(frozen=True)
-class Tail:
+class Division:
     """The post-ops of a node, divided.
 
     Parameters
@@ -62,7 +62,9 @@ class Tail:
     rest: tuple[PostOp, ...] = ()
 
 
-def split(post_ops: Sequence[PostOp], dst: MemoryDesc, dims: dict[str, tuple[int, ...]], *, then_unary: bool) -> Tail:
+def split(
+    post_ops: Sequence[PostOp], dst: MemoryDesc, dims: dict[str, tuple[int, ...]], *, then_unary: bool
+) -> Division:
     """Divide the post-ops of a node.
 
     Parameters
@@ -82,7 +84,7 @@ def split(post_ops: Sequence[PostOp], dst: MemoryDesc, dims: dict[str, tuple[int
         if found is not None and accepts_unary(found.attr, found.scalars, found.algorithm, after_add=bool(binary)):
             unary = found
             del waiting[0]
-    return Tail(binary, other, unary, tuple(waiting))
+    return Division(binary, other, unary, tuple(waiting))
 
 
 def finish(

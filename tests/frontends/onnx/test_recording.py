@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.frontends.onnx import recording as module
-from fmtprop.frontends.onnx.recording import Recorded, Recording, Traced
+from fmtprop.frontends.onnx.recording import Recorded, RecordedTensor, Recording
 from fmtprop.frontends.torch_call import by_schema
 
 aten = torch.ops.aten
@@ -24,7 +24,7 @@ def recording() -> Recording:
 
 
 @pytest.fixture
-def x(recording) -> Traced:
+def x(recording) -> RecordedTensor:
     return recording.input((2, 3, 8, 8), torch.float32)
 
 
