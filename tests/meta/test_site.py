@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 import runpy
+from collections import defaultdict
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -59,8 +61,16 @@ def test_links_are_seen() -> None:
 
 
 def test_the_reference_has_every_public_name() -> None:
-    listed = re.findall(
-        r"^\.\. auto(?:function|class|module):: ([\w.]+)$", source("docs/api").read_text(), re.MULTILINE
-    )
+    listed: dict[str, set[str]] = defaultdict(set)
+    room = ""
+    for kind, name in re.findall(r"^\.\. (\w+):: ([\w.]+)$", source("docs/api").read_text(), re.MULTILINE):
+        if kind == "currentmodule":
+            room = name
+        elif kind == "automodule":
+            listed["fmtprop"].add(name.rpartition(".")[2])
+        elif kind.startswith("auto"):
+            listed[room].add(name)
     errors = {name for name in fmtprop.__all__ if name.endswith("Error")}
-    assert {name.rpartition(".")[2] for name in listed} == set(fmtprop.__all__) - errors - {"__version__"} | {"errors"}
+    rooms = {"errors", "serving"}
+    assert listed.pop("fmtprop") == set(fmtprop.__all__) - errors - {"__version__"} | rooms
+    assert listed == {room: set(import_module(room).__all__) for room in ("fmtprop.serving", "fmtprop.ray")}
