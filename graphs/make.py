@@ -9,6 +9,7 @@ Run from the top of a checkout: ``python -m graphs.make`` for all, ``python -m g
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from torch import nn
@@ -52,7 +53,8 @@ def import_architecture(name: str) -> Graph:
     module = architecture.module()
     graph = from_torch(module, architecture.example_input(), name=name)
     describe_weights(graph, module)
-    return graph
+    # without lines of this package's files: each edit of one would change all graphs
+    return graph.map_nodes(lambda node: node.with_(origin=re.sub(r" ?\(?[\w.]+\.py:\d+\)?$", "", node.origin)))
 
 
 def describe_weights(graph: Graph, module: nn.Module) -> None:

@@ -75,6 +75,7 @@ def verify(graph: Graph, stage: Stage) -> None:
 
     Examples
     --------
+    >>> from fmtprop.ir import Graph
     >>> verify(Graph("empty"), Stage.IMPORTED)
     Traceback (most recent call last):
     ...

@@ -43,7 +43,7 @@ def regrouped(desc: MemoryDesc, grouping: Grouping) -> MemoryDesc:
     MemoryDesc((40, 8), 'f32', tag='ab')
     """
     axes = _axes(grouping)
-    if axes == tuple(range(desc.ndim)) and len(grouping) == desc.ndim:
+    if axes == tuple(range(desc.ndim)) and all(len(group) == 1 for group in grouping):
         return desc  # of any kind
     return desc.transpose(axes).reshape(prod(desc.dims[axis] for axis in group) for group in grouping)
 

@@ -56,7 +56,7 @@ def _likeness_of_desc(desc: MemoryDesc) -> object:
 def likeness_in_model(node: Node) -> tuple[object, ...]:
     """Return the properties that a node shares with the same node for another shape of a model's inputs.
 
-    A batch is a loop around the kernel, and so is a length of a vector or more.
+    A batch is a loop around the kernel. Lengths are told apart by the tail of their vectors.
     """
     choice = candidate_of(node)
     tail = tuple((one.op, one.attrs, one.operand) for one in node.post_ops)
@@ -75,7 +75,7 @@ def _lengths_of_desc(desc: MemoryDesc) -> object:
     if desc.kind is not FormatKind.BLOCKED or desc.tag is None or desc.offset0:
         return persistent_text(desc)
     lengths = desc.dims[1:] if desc.ndim > 2 else desc.dims  # the rows of a matrix are no batch
-    return desc.tag, desc.dtype, tuple(min(size, _VECTOR) for size in lengths)
+    return desc.tag, desc.dtype, tuple((size % _VECTOR, size >= _VECTOR) for size in lengths)
 
 
 def likeness_of_size(size: int) -> int | list[int]:

@@ -194,9 +194,14 @@ def _without(problem: Problem, indices: Collection[int]) -> Problem:
 
 def fallen_back(formatted: Graph, costs: Costs, setting: Setting) -> float:
     """Return the cost of a formatted graph's steps without optimized code, in seconds; see :func:`price`."""
-    choices = {node.name: node.choice for node in formatted.nodes() if node.choice is not None}
-    slow = {name for name, one in choices.items() if one.target == setting.fallback.name or is_loop(one.impl)}
-    return sum(seconds for name, seconds in prices(formatted, costs).items() if name in slow)
+    computed = formatted.dependents()
+    return sum(
+        _price(node, costs)
+        for node in formatted.nodes()
+        if node.name in computed
+        and node.choice is not None
+        and (node.choice.target == setting.fallback.name or is_loop(node.choice.impl))
+    )
 
 
 def price(formatted: Graph, costs: Costs) -> float:
