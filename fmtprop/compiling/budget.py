@@ -9,7 +9,7 @@ from collections.abc import Callable
 from math import inf
 from time import thread_time
 
-#: a compilation may take so many seconds, and so many runs of the model
+#: what a compilation may take: seconds, and besides the time of this many runs of the model
 _SECONDS, _RUNS = 5.0, 6
 
 #: seconds in which a node of a plan is placed and its primitive built (Zen 4, one thread)

@@ -37,11 +37,11 @@ _STEPWISE_RUNS = 8
 #: runs step by step after the others, by which costs are judged
 _PROFILED_RUNS = 2
 
-#: after so many seconds, no further requested rounds are run
+#: seconds after which a race ends, even if more rounds were asked for
 _LONGEST_SECONDS = 15.0
 
-#: limits of a plan's first run: factor of the fastest plan's time, and factor of its expected time before others go
-#: first
+#: limits of a plan's first run. One that takes more than twice the fastest plan's time cannot win; one that takes four
+#: times its expected time is interrupted, and the others run first
 _HOPELESS_RATIO, _PATIENCE_RATIO = 2.0, 4.0
 
 #: seconds for the runs of a plan without a rival

@@ -49,11 +49,11 @@ _MOST_CORRECTIONS = 2
 #: a run of so few seconds is of the call more than of the steps, and teaches nothing about costs
 _TRIFLE_SECONDS = 1e-4
 
-#: a run that is so many times faster than its cost disproves the measured peaks of the machine (other users can only
-#: make runs slower; the costs of 6 networks, f32 and bf16, were 0.2 to 1.7 times their seconds)
+#: cost over seconds of a run from which the measured peaks of the machine must be wrong: other users can only make runs
+#: slower, and the costs of 6 networks, f32 and bf16, were 0.2 to 1.7 of their seconds
 _DISPROVED_RATIO = 3.0
 
-#: a plan that costs so many times as much as the cheapest does not run: costs are not that wrong
+#: cost over the cheapest plan's from which a plan takes no part in the race: costs are not that wrong
 _FAR_RATIO = 10.0
 
 

@@ -14,13 +14,13 @@ from fmtprop.system.timing import Stopwatch
 #: least and most timed runs of each side after the first ones, and seconds after which the least are enough
 _FEWEST, _TRIALS, _TRIAL_SECONDS = 2, 5, 0.5
 
-#: sides that differ by a smaller ratio take more turns, at most so many, and none after so many seconds
+#: sides whose times are closer than this ratio take more turns: most turns, and seconds after which there are no more
 _CLOSE_RATIO, _CLOSE_TRIALS, _CLOSE_SECONDS = 1.15, 20, 3.0
 
 #: share of a run that a thread may wait for a processor
 _WAITED_SHARE = 0.05
 
-#: first runs of more seconds in all decide, if PyTorch's takes so many times as long as the plan's
+#: the first runs decide alone if they take more than these seconds in all, and PyTorch's takes twice the plan's time
 _LONG_SECONDS, _CLEAR_RATIO = 0.5, 2.0
 
 #: returns whether the first of two calls is faster, and the seconds of both; a third one returns memory

@@ -19,7 +19,7 @@ _ATEN = torch.ops.aten
 #: name of a tensor's attribute with its memory
 _MEMORY = "_fmtprop_memory"
 
-#: room behind a cache when it is moved to new memory: so many elements of its axis, and this share of them
+#: room behind a cache when it is moved to new memory, in elements of its axis: a fixed number, and a share of them
 _ROOM, _ROOM_SHARE = 256, 0.5
 
 

@@ -42,8 +42,8 @@ _FIRST_SHAPES, _CALLS_FOR_PLAN, _MOST_COUNTED = 4, 3, 1024
 #: times that a plan is made anew because weights changed, before PyTorch runs the graph: packing them pays no more
 _MOST_CHANGES = 8
 
-#: a plan with another shape's choices is not compared where each comparison so far took calls of at least so many
-#: seconds, and plans at most this share of PyTorch's time
+#: a plan for a later shape is not compared with PyTorch again if all comparisons so far were clear: calls of at least
+#: these seconds, and the plan at most at this share of PyTorch's time
 _LONG_SECONDS, _CLEAR_SHARE = 0.01, 0.9
 
 

@@ -38,7 +38,7 @@ _LOG = logging.getLogger(__name__)
 
 #: results of a program's own constants are computed at import up to this size
 _FOLDED_NBYTES = 2**24
-#: so many integers that become floating numbers may be the codes of a matrix, which a pass recognises
+#: integers that become floating numbers are left to a pass if there are as many as this: they may be a matrix's codes
 _CODES = 2**14
 #: most bytes of such results if the call has no operands or reads only a shape: it cannot be left to the plan
 _MOST_MADE_NBYTES = 2**30

@@ -44,7 +44,7 @@ _SIDE_BY_SIDE: Final = (4, 2)
 
 #: bytes between a load of weights and its prefetch to the second cache, a page: the hardware's own ends with a page.
 #: On Zen 4, this reads 41 to 46 GB/s with two threads, as a sum of all numbers does; 26 to 37 without, 24 to 34 with a
-#: prefetch to the first cache. With several outputs side by side, the distance is so many pages
+#: how far ahead is prefetched to the first cache: a page for each of the outputs that are computed side by side
 AHEAD_NBYTES: Final = 4096
 
 

@@ -88,8 +88,9 @@ def parts(attrs: Concat, whole: MemoryDesc, types: Mapping[str, TensorType]) -> 
 
 # ---------------------------------------------------------------- importers
 
-#: from so many numbers of each tensor on, a reorder puts those of several tensors side by side, in vectors. A concat
-#: copies one after the other (stack of [32, 64, 64] along a new last axis: 1 748 us, with a reorder 104, PyTorch 421)
+#: numbers of each tensor from which several tensors are put side by side by a reorder, which moves whole vectors. A
+#: concat copies one number after the other (stack of [32, 64, 64] along a new last axis: 1 748 us, with a reorder 104,
+#: PyTorch 421)
 _MANY_RUNS = 256
 
 

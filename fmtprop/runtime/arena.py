@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from fmtprop.targets.memory import align
 
-#: work limit: so many pairs of overlapping lifetimes are examined (about 50 ms), then the best order so far is taken
+#: limits the search for a good order: pairs of overlapping lifetimes that are compared before the best order so far is
+#: taken. This many take about 50 ms
 _WORK_PAIRS = 150_000
 
 

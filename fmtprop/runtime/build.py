@@ -24,7 +24,7 @@ from fmtprop.targets.executable import Executable, implementation, threads_here
 from fmtprop.targets.memory import check_fits, nbytes_of
 from fmtprop.targets.reference import ReferenceTarget
 
-#: gradients of at least so many bytes, and of at least this share of the saved tensors, have a place in the arena
+#: gradients get a place in the arena if they are large: in bytes, and as a share of the saved tensors
 _MUCH_NBYTES, _MUCH_SHARE = 16 << 20, 1 / 16
 
 

@@ -18,7 +18,7 @@ from fmtprop.runtime.plan import Access
 from fmtprop.runtime.weights import Numbers, origin_of
 from fmtprop.targets.memory import nbytes_of, view
 
-#: after packing so many bytes of weights, the originals' memory is returned to the system
+#: bytes of weights that are packed between two returns of the originals' memory to the system
 _TRIM_NBYTES = 16 << 20
 
 

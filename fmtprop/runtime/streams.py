@@ -19,7 +19,7 @@ from fmtprop import dnnl
 from fmtprop.errors import InputError, PlanError
 from fmtprop.system.limits import MAX_THREADS
 
-#: waiting and running calls per stream; with so many, no stream waits for the next input
+#: calls that a stream runs or has waiting. Two: one runs, and the next is there when it ends
 _CALLS_PER_STREAM = 2
 
 

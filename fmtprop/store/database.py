@@ -41,7 +41,7 @@ _TABLE = "CREATE TABLE record (kind TEXT, key TEXT, value, checksum INTEGER, UNI
 #: the largest possible number of records takes a third of this, so a larger file is foreign
 _MAX_NBYTES = 1 << 28
 
-#: only so many records are kept, the newest ones
+#: records that are kept: the newest ones
 _MOST_RECORDS = 250_000
 
 #: pause between two attempts while another process has locked the file

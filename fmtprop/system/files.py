@@ -27,7 +27,7 @@ _KINDS = (
     (stat.S_ISBLK, "a device"),
 )
 
-#: a file's kind can be read from so many bytes at its beginning
+#: bytes at the beginning of a file that tell its kind
 _HEAD_NBYTES = 4096
 
 #: bytes of the length with which a safetensors file begins

@@ -34,7 +34,7 @@ from fmtprop.targets.scaling import Function, Stored, byte_grids, chain_of, satu
 #: rough costs of a reorder for comparing choices: seconds per call, bytes per second
 _CALL_SECONDS, _BYTES_PER_SECOND = 2e-6, 1e10
 
-#: up to so many products, one thread is faster than several
+#: multiplications up to which one thread is faster than several
 _ALONE_PRODUCTS = 1 << 16
 
 #: optimized implementations of a request that each primitive offers, in oneDNN's order: later ones are rarely the best

@@ -39,7 +39,8 @@ MEASURING = ("measure", "remeasure")
 #: how a cost was found
 MEASURED, MODELLED = "measured", "modelled"
 
-#: a way to run a node is not measured if the model says that it takes so many times as long as the best way
+#: a way to run a node is not measured if, by the model, its time over the best way's is above this. The model is wrong
+#: by a factor of 8 at most, so such a way cannot win
 _HOPELESS = 20.0
 
 #: share of a network's time that a reorder must save. Costs have errors of a few percent, so more reorders for a

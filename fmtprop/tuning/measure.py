@@ -53,22 +53,22 @@ from fmtprop.targets.executable import implementation, threads_here
 from fmtprop.targets.memory import align, numbers, renew
 from fmtprop.tuning.identity import parameters, regime
 
-#: after so many rounds, a way that takes so many times as long as the best one is dropped
+#: rounds after which a way may be dropped, and its time over the best one's from which it is
 _TRIAL_ROUNDS, _HOPELESS_RATIO = 3, 1.5
 
 #: least and most rounds; a group may end before if all quartiles are within this factor of the fastest time
 _LEAST_ROUNDS, _MOST_ROUNDS, _SETTLED_RATIO = 16, 40, 1.03
 
-#: after so few rounds, a way is dropped if it takes so many times as long as the best one, and more than these seconds
+#: the same after a first glance, for ways that are absurd: slower by this factor, and by more than a trifle in seconds
 _GLANCE_ROUNDS, _ABSURD_RATIO, _TRIFLE_SECONDS = 2, 8.0, 1e-3
 
 #: part of an execution that a thread may have waited for a processor
 _WAITED_SHARE = 0.02
 
-#: a figure is doubtful if the quartile is so many times the fastest time
+#: a figure is doubtful if its quartile over the fastest time is above this
 _SPREAD_RATIO = 2.0
 
-#: after so many seconds, a group of ways ends if it has had the least rounds; after so many, it ends in any case
+#: seconds after which a group of ways ends if it has had the least rounds, and after which it ends in any case
 _GROUP_SECONDS, _GROUP_MOST_SECONDS = 0.5, 3.0
 
 #: share of the time limit for compiling primitives; ways that are not compiled by then are left out

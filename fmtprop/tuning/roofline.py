@@ -96,12 +96,13 @@ _REORDER = {"copy": 0.8, "block": 0.75, "transpose": 0.5}
 #: plans as with 16 MiB; U-Net's is said to take 3 to 4 % less, of the others no cost changes.)
 CACHE_NBYTES = 16 << 20
 
-#: a time is not possible if it is so many times shorter than its arithmetic or its bytes at the peak. (Filtering needs
-#: a quarter of the products; a peak may be of a moment when another virtual machine had half of the core)
+#: a measured time is impossible if its arithmetic, or its bytes, take more than this factor longer at the machine's
+#: peak. Not 1: filtering needs a quarter of the products, and a peak may be of a moment when another virtual machine
+#: had half of the core
 _FASTER_RATIO = 8.0
 
-#: nor if it is so many times longer than modelled, and longer than these seconds. (A loaded core needs twice or three
-#: times as long, the model is wrong by up to 8 times for small steps; with denormal numbers, it took 30 times as long)
+#: it is impossible, too, if it is above this factor of the modelled time, and above these seconds. A loaded core takes
+#: two or three times as long, the model is wrong by up to 8 for small steps; with denormal numbers, it took 30
 _SLOWER_RATIO, _ANY_SECONDS = 12.0, 1e-4
 
 #: seconds that an operator of PyTorch takes before it moves a byte

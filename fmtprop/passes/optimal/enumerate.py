@@ -68,8 +68,9 @@ class _Enumerator:
         self.found = Enumeration(graph)
         #: of each node of a kind (equal blocks of a network have equal nodes) its ways by their identities
         self._of_kind: dict[object, dict[object, Candidate]] = {}
-        #: of nodes that differ in large sizes alone, the requests that gave the first one another way, by number, each
-        #: with its last such way: the implementation, and how often the request had given that
+        #: what the answers to one node's requests tell about nodes that differ from it in large sizes alone (a network
+        #: has many such convolutions): the numbers of the requests that gave a new way, each with the last new one: its
+        #: implementation, and how many ways of this implementation the request had given by then
         self._useful: dict[object, dict[int, tuple[str, int]]] = {}
 
     def run(self) -> Enumeration:

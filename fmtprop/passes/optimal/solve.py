@@ -21,8 +21,8 @@ from fmtprop.passes.optimal.prune import prune, replaces
 #: relative precision of HiGHS's objective
 _TOLERANCE = 1e-6
 
-#: a choice is improved until so many rounds in a row gain less than this share; each takes half a second of 8 000
-#: alternatives
+#: a choice is improved until this many rounds in a row gain less than this share of its cost. A round takes half a
+#: second for 8 000 alternatives
 _VAIN_ROUNDS, _LITTLE_SHARE = 3, 1e-4
 
 #: seconds that an alternative takes in the program before it begins (Zen 4: i-RevNet-301, 6 000 alternatives, 0.6 s)

@@ -24,7 +24,7 @@ from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import constant, new_constant, shown
 from fmtprop.passes.precision.compress_weights import LEAST_SIZE, multiply_codes
 
-#: codes of a group: kernels decode so many together
+#: codes that a kernel decodes together: a group has a multiple of them
 _UNIT = 32
 
 #: a decoded number differs from the affine function of its code by at most so much of the largest one: roundings of f32

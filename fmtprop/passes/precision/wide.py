@@ -8,7 +8,7 @@ from fmtprop.ir.op import Category, opdef
 from fmtprop.layout import DataType
 from fmtprop.passes.editing import constant, is_constant
 
-#: a loop's state depends on so many results of one layer; two are those of a pair of inputs
+#: results of one layer on which a value depends if it is a loop's state; two may be those of a pair of inputs
 _REPETITIONS = 3
 
 

@@ -20,7 +20,7 @@ from fmtprop.ops.view_attrs import Permute, Reshape
 from fmtprop.passes.editing import only_reader
 from fmtprop.passes.variants.expand import ExpandingPass, Expansion
 
-#: the source must have so many times more elements than the weights: kernels pack scaled weights in every run
+#: least elements of the source over those of the weights: scaled weights are packed in every run, which must pay
 _FEWER_RATIO = 4
 
 
