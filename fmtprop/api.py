@@ -256,7 +256,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         if is_symbolic:
             exported = from_torch_symbolic(model, example_inputs, kwargs=kwargs, dynamic_shapes=dynamic_shapes)
             program = SharedProgram(exported)
-            net = DynamicModel(exported.name, lambda: program, compile_graph, options, max_shapes, buckets)
+            net = DynamicModel(exported.name, lambda: program, options, max_shapes, buckets)
         else:
             net = compile_graph(_import(model, example_inputs, kwargs), options)
     if release_weights:
@@ -301,7 +301,7 @@ def _trained(model: Any, example_inputs: Any, options: Options) -> TrainingModul
     from fmtprop.training.module import TrainingModule
     from fmtprop.training.rival import rival_of
 
-    return TrainingModule(model, example_inputs, options, compile_graph, rival_of(options))
+    return TrainingModule(model, example_inputs, options, rival_of(options))
 
 
 def _has_symbols(model: Any) -> bool:

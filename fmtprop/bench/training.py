@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fmtprop.api import Options, compile_graph
+from fmtprop.api import Options
 from fmtprop.bench.compare import Agreement
 from fmtprop.bench.contenders import REFERENCE, Contender
 from fmtprop.bench.interleave import Benchmark
@@ -151,7 +151,7 @@ def compare_steps(
     for done, option in enumerate(options):
         say(f"compiling under {option.policy}", 1 + 2 * done, total)
         step = make()
-        call = TrainingModule(step.module, step.inputs, option, compile_graph)
+        call = TrainingModule(step.module, step.inputs, option)
         net = call.nets[0]
         if net.precision not in expected:
             expected[net.precision] = Expected.of(make, net.precision)
@@ -229,7 +229,7 @@ def prepare_step(make: Make, contender: Contender, file: Path, threads: int) -> 
     call: Callable[..., Any] = step.module
     if isinstance(contender.how, Options):
         how, precision = contender.how, "f32"
-        call = TrainingModule(step.module, step.inputs, how, compile_graph, rival_of(how))
+        call = TrainingModule(step.module, step.inputs, how, rival_of(how))
     elif isinstance(contender.how, Inductor):
         call = torch.compile(step.module)
     elif isinstance(contender.how, TorchEager) and contender.how.channels_last:

@@ -37,8 +37,6 @@ class DynamicModel(Serving, Saveable):
         Name of the model.
     program : callable
         Returns the model's program; called when a shape has no plan.
-    make : callable
-        Compiles an imported graph, as :func:`fmtprop.api.compile_graph` does.
     options : Options
         How to compile. Plans are run against each other for the first shape alone. A similar shape takes the choices of
         a planned one, any other shape the cheapest plan by cost, so that a new shape does not take long.
@@ -54,7 +52,6 @@ class DynamicModel(Serving, Saveable):
         self,
         name: str,
         program: Callable[[], SharedProgram],
-        make: Callable[..., CompiledModel],
         options: Options,
         max_shapes: int,
         buckets: Given | None = None,
@@ -62,7 +59,7 @@ class DynamicModel(Serving, Saveable):
     ) -> None:
         super().__init__()
         self.name, self.options, self.max_shapes = name, options, max_shapes
-        self._program, self._make, self._given = cache(program), make, buckets
+        self._program, self._given = cache(program), buckets
         self._plans: Plans[tuple[Any, ...], CompiledModel] = Plans(max_shapes)
         #: padded shapes with which the model gave the same results as without padding
         self._agreed: set[tuple[tuple[int, ...], ...]] = set()
@@ -204,10 +201,12 @@ class DynamicModel(Serving, Saveable):
         return self._plans.get(_key(inputs), lambda: self._made(inputs))
 
     def _made(self, inputs: Sequence[torch.Tensor]) -> CompiledModel:
+        from fmtprop.compiling.from_graph import compile_graph  # all of a compilation, which loaded plans do without
+
         program, is_first = self._program(), not len(self._plans)
         options = self.options if is_first else replace(self.options, confirm=False)
         with collector.paused():  # a pass over all of PyTorch's objects takes as long as a plan
-            return self._make(program.exported.graph(inputs), options, shapes=program.shapes)
+            return compile_graph(program.exported.graph(inputs), options, shapes=program.shapes)
 
     def _saved(self) -> Saved:
         from fmtprop.compiling.saving import Saved
@@ -220,7 +219,7 @@ class DynamicModel(Serving, Saveable):
     def __copy__(self) -> DynamicModel:
         """Return a model with contexts of its own; the plans and the constants, which never change, are shared."""
         nets = [copy(net) for net in self.plans]
-        return DynamicModel(self.name, self._program, self._make, self.options, self.max_shapes, self._given, nets)
+        return DynamicModel(self.name, self._program, self.options, self.max_shapes, self._given, nets)
 
     def __repr__(self) -> str:
         return f"<DynamicModel {self.name}: {len(self._plans)} of at most {self.max_shapes} shapes planned>"

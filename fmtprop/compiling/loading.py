@@ -152,13 +152,12 @@ class PlanFile:
 
     def _dynamic(self, nets: Sequence[CompiledModel]) -> DynamicModel:
         from fmtprop.compiling.dynamic import DynamicModel
-        from fmtprop.compiling.from_graph import compile_graph
         from fmtprop.compiling.stored_program import StoredProgram
 
         several, graph = self.several or {}, self.plans[0].formatted
         program = StoredProgram(several["program"], self.descs, self.blocks, graph, self.plans if nets else ())
         buckets, most = _buckets(several["buckets"]), several["max_shapes"]
-        return DynamicModel(graph.name, program.open, compile_graph, self.options, most, buckets, nets)
+        return DynamicModel(graph.name, program.open, self.options, most, buckets, nets)
 
 
 def read_plan(path: Any) -> PlanFile:

@@ -12,7 +12,6 @@ from typing import Any
 from torch import fx
 from torch._functorch._aot_autograd.schemas import OutputType, PlainTensorMeta
 
-from fmtprop.api import compile_graph
 from fmtprop.compiling.options import KEPT, Options
 from fmtprop.compiling.stages import check_f16
 from fmtprop.compiling.turns import compare
@@ -152,7 +151,7 @@ def regions_by(
     trained = replace(options, special_values=KEPT) if options.special_values == "fast" else options
 
     def make_step(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> TrainingStep:
-        step = TrainingStep(forward, backward, outputs, trained, compile_graph)
+        step = TrainingStep(forward, backward, outputs, trained)
         observe(step)
         return step
 

@@ -29,7 +29,7 @@ from fmtprop.errors import FmtpropError, ImportModelError, InputError, OptionErr
 from fmtprop.targets.registry import provider
 from fmtprop.training.capture import training_backend
 from fmtprop.training.plain import PlainCalls
-from fmtprop.training.step import Evaluation, Planner, TrainingStep
+from fmtprop.training.step import Evaluation, TrainingStep
 from fmtprop.training.views import WithViews, without_views
 
 #: options with names of inputs or outputs, which a captured graph does not have
@@ -67,8 +67,6 @@ class TrainingModule(nn.Module):
         Python and the module are restored afterwards. Without them, errors and plans come with the first call.
     options : Options
         Options of the compilation.
-    plan : callable
-        Plans an imported graph.
     compare : callable, optional
         Compares each step's plan with PyTorch's own step at its first call, and PyTorch runs the step if it is as fast;
         see :func:`fmtprop.compiling.turns.compare`. Default: plans run all steps.
@@ -98,25 +96,24 @@ class TrainingModule(nn.Module):
         module: nn.Module,
         example_inputs: Any,
         options: Options,
-        plan: Planner,
         compare: Compare | None = None,
     ) -> None:
         super().__init__()
         _check(module, options)
-        self.__dict__["_how"] = options, plan, compare
+        self.__dict__["_how"] = options, compare
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[name] = module.__dict__[name]
         self.__dict__["_original"] = module
         self.__dict__.update(steps=[], evaluations=[], _plain=PlainCalls(module))
 
         def make_step(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> TrainingStep:
-            self.steps.append(step := TrainingStep(forward, backward, outputs, options, plan))
+            self.steps.append(step := TrainingStep(forward, backward, outputs, options))
             step.told = self._plain.tell
             return step
 
         def make_evaluation(program: fx.GraphModule, _: Sequence[Any]) -> Evaluation | WithViews:
             program, views = without_views(program)
-            self.evaluations.append(made := Evaluation(program, options, plan))
+            self.evaluations.append(made := Evaluation(program, options))
             return made if views is None else WithViews(made, views)
 
         self.__dict__["_backend"] = training_backend(make_step, make_evaluation, options, compare=compare)

@@ -16,19 +16,17 @@ from torch import fx
 
 from fmtprop import dnnl
 from fmtprop.compiling.compiled import CompiledModel
+from fmtprop.compiling.from_graph import compile_graph
 from fmtprop.compiling.options import Options
 from fmtprop.frontends.functional import holder, import_functional
 from fmtprop.frontends.fx_import import placeholders, results_of
 from fmtprop.frontends.joint import Joint, import_joint
 from fmtprop.frontends.random_calls import with_draws
-from fmtprop.ir.graph import Graph
 from fmtprop.runtime.halves import Halves
 from fmtprop.system.locks import ProcessLock
 from fmtprop.training.hooks import no_hooks_for_saved_tensors
 
 #: plans an imported graph
-Planner = Callable[[Graph, Options], CompiledModel]
-
 _LOG = logging.getLogger(__name__)
 
 
@@ -43,8 +41,6 @@ class TrainingStep:
         Number of the forward's results for its caller.
     options : Options
         Options of the compilation.
-    plan : callable
-        Plans an imported graph.
     """
 
     def __init__(
@@ -53,11 +49,9 @@ class TrainingStep:
         backward: fx.GraphModule,
         outputs: int,
         options: Options,
-        plan: Planner,
     ) -> None:
         self.programs, self.outputs = (forward, backward), outputs
         self.options = options
-        self._plan = plan
         #: positions of arguments that the caller writes new numbers to after the forward half
         self.changed: frozenset[int] = frozenset()
         #: of these, positions that record no gradients, and of the results with the new numbers
@@ -166,7 +160,7 @@ class TrainingStep:
         joint = import_joint(*self.programs, self.outputs, "step")
         if joint is None:
             return None
-        self.net = self._plan(joint.graph, replace(self.options, boundary=joint.boundary))
+        self.net = compile_graph(joint.graph, replace(self.options, boundary=joint.boundary))
         return joint, Halves(self.net.plan, self.net.compilation.plan_for, flushes=self.options.flushes)
 
 
@@ -185,15 +179,12 @@ class Evaluation:
         A functional program.
     options : Options
         Options of the compilation.
-    plan : callable
-        Plans an imported graph.
     """
 
     _boxed_call = True
 
-    def __init__(self, program: fx.GraphModule, options: Options, plan: Planner) -> None:
+    def __init__(self, program: fx.GraphModule, options: Options) -> None:
         self.program, self.options = program, options
-        self._plan = plan
         #: the plan, after the graph's first run
         self.net: CompiledModel | None = None
         self._run: Callable[[Sequence[Any]], Sequence[Any]] | None = None
@@ -206,7 +197,7 @@ class Evaluation:
                 program, draws = with_draws(self.program)
                 functional = import_functional(program, {}, "evaluation")
                 if functional.graph.output_nodes:
-                    self.net = self._plan(functional.graph, replace(self.options, boundary=functional.boundary))
+                    self.net = compile_graph(functional.graph, replace(self.options, boundary=functional.boundary))
                     run = functional.around(self.net.run_flat)
                     self._run = (lambda given: run([*given, *(draw() for draw in draws)])) if draws else run
                 else:
