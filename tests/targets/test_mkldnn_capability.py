@@ -109,6 +109,7 @@ def test_a_product_that_pytorch_does_not_run_is_not_offered(monkeypatch):
     assert tried == [[dims["src"], dims["weights"], dims["bias"]]] * 2
 
 
+@pytest.mark.usefixtures("own_cache")  # no other test's check of the operator counts
 def test_an_operator_that_raises_is_found_and_avoided(monkeypatch):
     def refuse(*tensors):
         raise RuntimeError("could not create a primitive")
