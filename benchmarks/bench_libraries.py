@@ -11,45 +11,24 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from math import prod
-from typing import Any
 
 from benchmarks.common import add_options, add_race_options, headline, table, tell, tell_turns, warn_if_busy, write_json
 from benchmarks.models import TEN, Model
-from fmtprop import dnnl
 from fmtprop.api import Options
 from fmtprop.bench import Benchmark
-from fmtprop.bench.contenders import Contender, Material, race
+from fmtprop.bench.contenders import Contender, race
 from fmtprop.errors import FmtpropError
 
-__all__ = ["OnLibrary", "main", "ratios", "render"]
-
-
-@dataclass(frozen=True)
-class OnLibrary(Contender):
-    """fmtprop on one oneDNN library.
-
-    Parameters
-    ----------
-    library : str
-        The file.
-    """
-
-    library: str = ""
-
-    def prepare(self, material: Material) -> Callable[..., Any]:
-        """Load the library, which the contender's process must not have done yet, and compile."""
-        dnnl.load(self.library)
-        return super().prepare(material)
+__all__ = ["main", "ratios", "render"]
 
 
 def measure(model: Model, arguments: argparse.Namespace) -> Benchmark:
     """Race one model on all libraries."""
     options = Options(dtype=arguments.dtype, tune=arguments.tune)
-    libraries = [OnLibrary(path, options, path) for path in arguments.libraries]
+    libraries = [Contender(path, options, library=path) for path in arguments.libraries]
     return race(
         model.graph(),
         libraries,

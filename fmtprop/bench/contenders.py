@@ -25,7 +25,7 @@ from fmtprop.bench.peers import PEERS, OnnxRuntime, OpenVINO, Peer, export_onnx,
 from fmtprop.bench.processes import Prepared, interleave_processes
 from fmtprop.compiling.loading import load_one
 from fmtprop.compiling.stages import check_memory
-from fmtprop.dnnl.locate import ENV_LIBRARY, NEWER_HINT, candidates
+from fmtprop.dnnl.locate import NEWER_HINT, candidates
 from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.frontends import GraphModule, load, save
 from fmtprop.ir.graph import Graph
@@ -95,6 +95,8 @@ class Contender:
         FmtpropError
             A package is missing, or this machine does not support the precision.
         """
+        if self.library:
+            dnnl.load(self.library)  # which this process must not have done yet
         use_threads(material.threads)
         if isinstance(self.how, Options):
             if not dnnl.supports(self.precision):
@@ -263,8 +265,6 @@ def _prepare(
     entry: Contender, folder: Path, module: Callable[[], nn.Module] | None, onnx: Path, threads: int
 ) -> Prepared:
     """Run in the contender's process: read the files, compile, compare."""
-    if entry.library:
-        os.environ[ENV_LIBRARY] = entry.library
     graph = load(folder / "graph.json")
     tensors = torch.load(folder / "tensors.pt", weights_only=True)
     inputs = tensors["inputs"]
