@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fmtprop.errors import ImportModelError, InputError
+from fmtprop.system.printable import first_line
 
 
 def quantize(
@@ -42,7 +43,8 @@ def quantize(
     Raises
     ------
     InputError
-        It is no module or in training mode, or there are no data, or they have NaN or infinities.
+        It is no module or in training mode, or there are no data, or they have NaN or infinities,
+        or the module cannot be exported or run on them.
     ImportModelError
         torchao is not installed.
 
@@ -77,9 +79,18 @@ def quantize(
         quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        observed = prepare_pt2e(torch.export.export(module, data[0], dynamic_shapes=dynamic_shapes).module(), quantizer)
-        for one in data:
-            observed(*one)
+        done = 0
+        try:  # the module's own code runs: it raises anything
+            exported = torch.export.export(module, data[0], dynamic_shapes=dynamic_shapes).module()
+            observed = prepare_pt2e(exported, quantizer)
+            for one in data:
+                observed(*one)
+                done += 1
+        except Exception as error:
+            raise InputError(
+                f"{type(module).__name__} cannot run item {done} of calibration_data, which must be the arguments of "
+                f"one call, in the shapes of item 0 or of dynamic_shapes: {type(error).__name__}: {first_line(error)}"
+            ) from error
         converted: torch.fx.GraphModule = convert_pt2e(observed)
     return converted
 

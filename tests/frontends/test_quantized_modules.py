@@ -175,3 +175,12 @@ def test_decompressed_weights_are_integers() -> None:
     net = fp.compile(module, x, policy="propagate", confirm=False)
     assert products_of_bytes(net.compilation.normal) == 0
     assert torch.allclose(net(x), module(x), atol=1e-4)
+
+
+@pytest.mark.parametrize("item", [(torch.ones(1, 4, 8, 8),), ("text",)])
+def test_data_that_do_not_fit_the_module_are_named(item):
+    module = torch.nn.Conv2d(3, 8, 3).eval()
+    with pytest.raises(fp.errors.InputError, match="Conv2d cannot run item 0 of calibration_data"):
+        fp.quantize(module, [item])
+    with pytest.raises(fp.errors.InputError, match="Conv2d cannot run item 1 of calibration_data"):
+        fp.quantize(module, [torch.ones(1, 3, 8, 8), item])
