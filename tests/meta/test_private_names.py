@@ -1,0 +1,88 @@
+"""Each private name of PyTorch's that the code uses is there: a new PyTorch without one fails here, by its name."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fmtprop
+
+ROOT = Path(fmtprop.__file__).parent
+
+
+def dotted(node: ast.AST, names: dict[str, str]) -> str | None:
+    """Return the full name that an expression such as ``torch._C.x`` has, by the file's imports."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    if isinstance(node, ast.Attribute) and (owner := dotted(node.value, names)):
+        return f"{owner}.{node.attr}"
+    return None
+
+
+def torchs(tree: ast.AST) -> Iterator[str]:
+    """Yield the full names of PyTorch's that a file imports or mentions."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                yield name.name
+                first = name.name.partition(".")[0]
+                names[name.asname or first] = name.name if name.asname else first
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for name in node.names:
+                yield f"{node.module}.{name.name}"
+                names[name.asname or name.name] = f"{node.module}.{name.name}"
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    inner = {node.value for node in attributes}
+    yield from filter(None, (dotted(node, names) for node in attributes if node not in inner))
+
+
+def is_private(name: str) -> bool:
+    parts = name.split(".")
+    return parts[0] == "torch" and any(part.startswith("_") and not part.endswith("__") for part in parts)
+
+
+def found() -> dict[str, list[str]]:
+    users = defaultdict(list)
+    for path in sorted(ROOT.rglob("*.py")):
+        for name in sorted(set(filter(is_private, torchs(ast.parse(path.read_text(encoding="utf-8")))))):
+            users[name].append(path.relative_to(ROOT).as_posix())
+    return dict(users)
+
+
+USERS = found()
+
+
+def look_up(name: str) -> Any:
+    first, *rest = name.split(".")
+    value: Any = import_module(first)
+    path = first
+    for part in rest:
+        path = f"{path}.{part}"
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            value = import_module(path)
+    return value
+
+
+@pytest.mark.parametrize("name", sorted(USERS))
+def test_private_name(name):
+    try:
+        look_up(name)
+    except (AttributeError, ImportError) as error:
+        pytest.fail(f"this PyTorch has no {name}, which {', '.join(USERS[name])} use: {error}")
+
+
+def test_a_name_that_is_missing_fails():
+    assert "torch._dynamo" in {name[:13] for name in USERS}
+    tree = ast.parse("import torch\nfrom torch._x import y as z\ntorch.a._b.c(1)\nz.w\ntorch.relu")
+    assert set(filter(is_private, torchs(tree))) == {"torch._x.y", "torch.a._b.c", "torch._x.y.w"}
+    with pytest.raises(ImportError):
+        look_up("torch._no_such_module.name")
