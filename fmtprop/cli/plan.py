@@ -93,6 +93,15 @@ def compile_(
     ] = None,
     shape: Shapes = None,
     inputs: Inputs = None,
+    weights: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--weights-file",
+            metavar="FILE",
+            help="A file with the model's weights: .safetensors, .onnx, .pt2. The plan refers to it.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Compile a model to a plan file, which any process loads in a moment.
 
@@ -117,7 +126,7 @@ def compile_(
         say("compiling", 0, 2)
         net = compile_graph(graph, options, owned=True)
         say("writing", 1, 2)
-        net.save(output)
+        net.save(output, weights)
     note(f"wrote {output}: {net!r}")
 
 

@@ -23,6 +23,8 @@ from fmtprop.planfile.container import Container, mapped
 from fmtprop.planfile.descs import at, descs_of
 from fmtprop.planfile.environment import differences, environment
 from fmtprop.planfile.rebuild import NotOfferedError
+from fmtprop.planfile.references import References
+from fmtprop.planfile.versions import renewed
 from fmtprop.runtime.threads import on_cpu
 from fmtprop.system import collector
 from fmtprop.system.files import path_of
@@ -42,7 +44,7 @@ _OF_SEVERAL = ("program", "max_shapes", "buckets")
 _KEYS = {"kind": str, "environment": dict, "options": dict, "plans": list, "descs": list, "checksums": list}
 
 
-def load_plan(path: Any, on_mismatch: str = "replan") -> CompiledModel | DynamicModel:
+def load_plan(path: Any, on_mismatch: str = "replan", weights: Any = None) -> CompiledModel | DynamicModel:
     """Return the model of a plan file.
 
     Parameters
@@ -57,6 +59,10 @@ def load_plan(path: Any, on_mismatch: str = "replan") -> CompiledModel | Dynamic
         instruction set, the number of threads and the CPU's caches are those of the machine that made it. Otherwise
         ``"replan"`` plans it again from the graph in the file, with a warning that says what differs, and ``"error"``
         raises PlanError.
+    weights : str, path or sequence of them, optional
+        Where the weights files are that the plan was saved with: the files in the same order, or their folder. Without
+        it, they are looked for beside the plan file, under the names that they had then, and must not be links: a
+        plan file from a stranger never chooses a path. Each must have the same content as then.
 
     Returns
     -------
@@ -67,7 +73,8 @@ def load_plan(path: Any, on_mismatch: str = "replan") -> CompiledModel | Dynamic
     Raises
     ------
     PlanError
-        The file cannot be read, is no plan file of a known version, is damaged, or does not fit with ``"error"``.
+        The file cannot be read, is no plan file of a known version, is damaged, or does not fit with ``"error"``; or
+        a weights file is missing, or is another one.
 
     Examples
     --------
@@ -89,7 +96,7 @@ def load_plan(path: Any, on_mismatch: str = "replan") -> CompiledModel | Dynamic
         collector.paused(),
         _naming(source),
     ):
-        return dnnl.after_fork(lambda: _loaded(_container(path), source, on_mismatch))
+        return dnnl.after_fork(lambda: _loaded(path, source, on_mismatch, weights))
 
 
 def load_one(path: Any) -> CompiledModel:
@@ -169,14 +176,21 @@ def read_plan(path: Any) -> PlanFile:
         As for :func:`load_plan`.
     """
     with _naming(f"plan file {path}"):
-        container = _container(path)
-        document = _checked(container.document)
-        container.check_blocks(document["checksums"])
-        return _read(container, document)
+        document, descs, blocks = _opened(path, None)
+        blocks.check(document["checksums"])
+        return _read(document, descs, blocks.blocks)
 
 
-def _read(container: Container, document: Mapping[str, Any]) -> PlanFile:
-    descs, blocks = descs_of(document["descs"]), container.blocks
+def _opened(path: Any, weights: Any) -> tuple[dict[str, Any], list[MemoryDesc], References]:
+    """Return the document of a plan file, its formats, and its blocks."""
+    container = _container(path)
+    document = _checked(renewed(container.document, container.version))
+    descs = descs_of(document["descs"])
+    folder = None if isinstance(path, _BYTES) else path_of(path).parent
+    return document, descs, References(document.get("weights"), descs, container.blocks, folder, weights)
+
+
+def _read(document: Mapping[str, Any], descs: Sequence[MemoryDesc], blocks: Sequence[torch.Tensor]) -> PlanFile:
     options = options_of(document["options"], descs)
     plans = [Restored(row, descs, blocks, options) for row in document["plans"]]
     made = _texts(document["environment"])
@@ -204,12 +218,12 @@ def _container(path: Any) -> Container:
     return Container(*mapped(path_of(path)))
 
 
-def _loaded(container: Container, source: str, on_mismatch: str) -> CompiledModel | DynamicModel:
-    document = _checked(container.document)
+def _loaded(path: Any, source: str, on_mismatch: str, weights: Any) -> CompiledModel | DynamicModel:
+    document, descs, blocks = _opened(path, weights)
     with ThreadPoolExecutor(1) as pool:
         # the checksums take as long as all else, and need no lock of Python
-        whole = pool.submit(container.check_blocks, document["checksums"])
-        file = _read(container, document)
+        whole = pool.submit(blocks.check, document["checksums"])
+        file = _read(document, descs, blocks.blocks)
         differing = file.differing
         if not differing:
             try:

@@ -33,7 +33,8 @@ from fmtprop.targets.memory import align
 from fmtprop.tuning import Tuning
 
 _KEYS = {
-    "name": str, "structure": str, "nodes": list, "forms": list, "precision": str, "checked": bool, "report": dict,
+    "name": str, "structure": str, "nodes": list, "forms": list, "precision": str, "checked": bool, "choices": dict,
+    "report": dict,
 }  # fmt: skip
 
 
@@ -60,7 +61,7 @@ class Restored(Planned):
     def __init__(self, row: Any, descs: Sequence[MemoryDesc], blocks: Sequence[torch.Tensor], options: Options) -> None:
         super().__init__(options, PackedForms())
         _check(row)
-        choices = row.get("choices", {})
+        choices = row["choices"]
         self.rewrite, self.is_like_another_shape = str(choices.get("rewrite")), bool(choices.get("alike"))
         self.precision, self.was_checked = row["precision"], row["checked"]
         self.formatted = graph_of(row["name"], row["structure"], row["nodes"], descs)
@@ -161,13 +162,11 @@ def _values(graph: Graph, name: str) -> set[Value]:
 
 
 def _check(row: Any) -> None:
-    if not isinstance(row, dict) or set(row) - {"choices"} != set(_KEYS):
+    if not isinstance(row, dict) or set(row) != set(_KEYS):
         raise PlanError(f"a plan of its document must have the keys {', '.join(_KEYS)}")
     for key, kind in _KEYS.items():
         if not isinstance(row[key], kind):
             raise PlanError(f"{key} of a plan of its document must be {kind.__name__}")
-    if not isinstance(row.get("choices", {}), dict):  # files of before lack it
-        raise PlanError("choices of a plan of its document must be dict")
 
 
 def _form(

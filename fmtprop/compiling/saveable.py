@@ -17,7 +17,7 @@ class Saveable(ABC):
     def _saved(self) -> Saved:
         """Return what its plan file has."""
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | PathLike[str], weights: Any = None) -> None:
         """Write the model to a plan file, which :func:`fmtprop.load_plan` reads in any process.
 
         The file has the packed weights, the formatted graph and all choices: the same machine and library run it with
@@ -27,13 +27,17 @@ class Saveable(ABC):
         ----------
         path : str or path
             The file; usually it ends in ``.fmtplan``. Only a plan file is replaced.
+        weights : str, path or sequence of them, optional
+            Files that have the model's weights already: ``.safetensors``, ``.onnx`` (with its external data), ``.pt2``
+            or ``.pt``. The plan file refers to their numbers, and has only what is not in them. It is loaded where
+            these files are beside it, or named; their weights are packed then.
 
         Raises
         ------
         PlanError
-            The model cannot be in a file, or the file cannot be written.
+            The model cannot be in a file, the file cannot be written, or `weights` has none of the model's.
         """
-        self._saved().write(path)
+        self._saved().write(path, weights)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Be pickled as the bytes of a plan file; where they are loaded, they are planned again if they do not fit."""

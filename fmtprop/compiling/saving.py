@@ -14,6 +14,7 @@ from fmtprop.compiling.options import Options, Tune
 from fmtprop.compiling.planned import Planned
 from fmtprop.compiling.program import SharedProgram
 from fmtprop.compiling.stored_program import program_row
+from fmtprop.compiling.weight_files import SMALL_NBYTES, WeightFiles
 from fmtprop.errors import GraphError, PlanError
 from fmtprop.ir.file import reference_to, spell_floats
 from fmtprop.ir.node import Value
@@ -52,15 +53,15 @@ class Saved:
     program: SharedProgram | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    def write(self, path: str | os.PathLike[str]) -> None:
-        """Write a plan file.
+    def write(self, path: str | os.PathLike[str], weights: Any = None) -> None:
+        """Write a plan file; what is in the files `weights` is not written again.
 
         Raises
         ------
         PlanError
-            The model cannot be in a file, or the file cannot be written.
+            The model cannot be in a file, or the file cannot be written, or the other files have none of its weights.
         """
-        document, blocks = self._document()
+        document, blocks = self._document(None if weights is None else WeightFiles(weights))
         try:
             write(path_of(path), document, blocks)
         except OSError as error:
@@ -77,7 +78,7 @@ class Saved:
         data = bytearray().join(parts(*self._document()))
         return _unpickled, (PickleBuffer(data) if protocol >= 5 else bytes(data),)
 
-    def _document(self) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    def _document(self, files: WeightFiles | None = None) -> tuple[dict[str, Any], list[torch.Tensor]]:
         descs, blocks = Descs(), Blocks()
         threads = {one.plan.threads for one in self.plans}
         try:
@@ -93,7 +94,11 @@ class Saved:
         }
         if self.program is not None:
             document["program"] = program_row(self.program, descs, blocks)
-        document |= {"descs": descs.rows, "checksums": [checksum_of(block) for block in blocks.padded]}
+        checksums = [checksum_of(block) for block in blocks.padded]
+        if files is not None:
+            document["weights"] = _referring(files, descs, blocks)
+            checksums += [checksum_of(block) for block in blocks.padded[len(checksums) :]]
+        document |= {"descs": descs.rows, "checksums": checksums}
         return document, blocks.padded
 
 
@@ -150,7 +155,7 @@ def _forms(one: Planned, descs: Descs, blocks: Blocks) -> list[list[Any]]:
         form = _storable(one, origin, desc, flat)
         if form is not None:
             key, bytes_ = form
-            rows[key] = blocks.place(flat, bytes_)
+            rows[key] = blocks.place(flat, bytes_, key[1])
         if form is not None or _source_of(one, origin) is not None:  # of one that cannot be stored, the source is
             hidden.discard(id(flat))
     if hidden:
@@ -183,6 +188,30 @@ def _laid_out(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
     flat = aligned_bytes(desc.nbytes).zero_()
     view(flat, desc).copy_(tensor)
     return flat
+
+
+def _referring(files: WeightFiles, descs: Descs, blocks: Blocks) -> dict[str, Any]:
+    """Leave out the blocks that can be made of the bytes of files, and return how."""
+    rows = []
+    for block, desc in blocks.formats.items():
+        found = files.find(blocks.padded[block], desc)
+        if found is None:
+            continue
+        where, recipe, factors = found
+        scale = None if factors is None else blocks.place(factors, factors.view(torch.uint8))
+        how = [recipe.dtype.value, list(recipe.order), descs.place(desc), recipe.axis, scale]
+        rows.append([block, where.file, where.offset, *how])
+        blocks.padded[block] = blocks.padded[block][:0]
+    if not rows:
+        names = ", ".join(str(path) for path in files.paths)
+        raise PlanError(
+            f"none of the model's weights of {SMALL_NBYTES} bytes or more are in {names}: give the file that they came "
+            "from, or save without weights="
+        )
+    numbers = files.used()
+    for row in rows:
+        row[1] = numbers.index(row[1])
+    return {"files": files.rows(), "blocks": rows}
 
 
 def options_row(options: Options, descs: Descs) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def program_row(program: SharedProgram, descs: Descs, blocks: Blocks) -> dict[st
         packed = program.shapes.forms.parts(tensor)
         known = [(part, desc, block) for part, desc, flat in packed if (block := blocks.known(flat)) is not None]
         if tensor.numel() and not any(_covers(part, own) for part, _, _ in known):
-            known.append((own, own, blocks.place(tensor, _bytes_of(tensor, own))))
+            known.append((own, own, blocks.place(tensor, _bytes_of(tensor, own), own)))
         rows.append(descs.place(own))
         forms += [[place, descs.place(part), descs.place(desc), block] for part, desc, block in known]
     written = torch.frombuffer(bytearray(text), dtype=torch.uint8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fmtprop.layout import MemoryDesc
 from fmtprop.planfile.container import padded
 
 
@@ -13,13 +14,17 @@ class Blocks:
     def __init__(self) -> None:
         #: the blocks, filled up to the alignment
         self.padded: list[torch.Tensor] = []
+        #: the formats of those that are a plan's numbers
+        self.formats: dict[int, MemoryDesc] = {}
         self._places: dict[int, int] = {}
         self._owners: list[torch.Tensor] = []  # ids are of objects that live
 
-    def place(self, flat: torch.Tensor, bytes_: torch.Tensor) -> int:
-        """Return the place of some bytes, which are those of a plan's constant."""
+    def place(self, flat: torch.Tensor, bytes_: torch.Tensor, desc: MemoryDesc | None = None) -> int:
+        """Return the place of some bytes, which are those of a plan's constant, in a format."""
         if id(flat) not in self._places:
             self._places[id(flat)] = len(self.padded)
+            if desc is not None:
+                self.formats[len(self.padded)] = desc
             self._owners.append(flat)
             self.padded.append(padded(bytes_))
         return self._places[id(flat)]

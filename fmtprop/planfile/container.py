@@ -3,7 +3,7 @@
 ::
 
     8 bytes          length of the header
-    header           {"__metadata__": {"format": "fmtprop-plan", "version": "1", "sha256": "..."},
+    header           {"__metadata__": {"format": "fmtprop-plan", "version": "2", "sha256": "..."},
                       "document": {"dtype": "U8", "shape": [n], "data_offsets": [0, n]}, "block_0": ...}
     document         JSON, filled up with spaces to a whole page
     block_0 ...      filled up with zeros to 64 bytes
@@ -32,7 +32,9 @@ from fmtprop.system.files import opened, replacing
 from fmtprop.targets.memory import ALIGNMENT_NBYTES, align
 
 FORMAT = "fmtprop-plan"
-VERSION = 1
+#: grows with each change of the document after which a file means something else, or an older fmtprop could not read
+#: it; :mod:`~fmtprop.planfile.versions` reads the versions before
+VERSION = 2
 
 #: most bytes of a header (a hundred a block), and of a document (as of a graph file)
 _MOST_HEADER_NBYTES, _MOST_DOCUMENT_NBYTES = 1 << 24, 1 << 27
@@ -56,6 +58,8 @@ class Container:
 
     Attributes
     ----------
+    version : int
+        Version of the document.
     document : dict
         The document, of which nothing is known.
     blocks : list of torch.Tensor
@@ -64,7 +68,7 @@ class Container:
 
     def __init__(self, data: memoryview, owner: object) -> None:
         header, start = _header(data)
-        digest, spans = _entries(header, len(data) - start)
+        self.version, digest, spans = _entries(header, len(data) - start)
         first, last = spans[0]
         text = data[start + first : start + last]
         if last > _MOST_DOCUMENT_NBYTES:
@@ -78,20 +82,6 @@ class Container:
         whole = torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
         self._owner = owner
         self.blocks = [_aligned(whole[start + a : start + b]) for a, b in spans[1:]]
-
-    def check_blocks(self, checksums: Sequence[object]) -> None:
-        """Compare the blocks with their checksums.
-
-        Raises
-        ------
-        PlanError
-            A block is another one, or their numbers differ.
-        """
-        if len(checksums) != len(self.blocks):
-            raise PlanError(f"has {len(self.blocks)} blocks of weights, its document names {len(checksums)}")
-        for index, (block, expected) in enumerate(zip(self.blocks, checksums, strict=True)):
-            if checksum_of(block) != expected:
-                raise PlanError(f"is damaged: block {index} of its weights does not have the document's checksum")
 
 
 def mapped(path: Path) -> tuple[memoryview, object]:
@@ -175,14 +165,16 @@ def _header(data: memoryview) -> tuple[Any, int]:
     return header, 8 + length
 
 
-def _entries(header: Any, nbytes: int) -> tuple[str, list[tuple[int, int]]]:
-    """Return the document's digest, and where each entry begins and ends behind the header."""
+def _entries(header: Any, nbytes: int) -> tuple[int, str, list[tuple[int, int]]]:
+    """Return the document's version and digest, and where each entry begins and ends behind the header."""
     meta = header.pop("__metadata__", None) if isinstance(header, dict) else None
     if not isinstance(meta, dict) or meta.get("format") != FORMAT or not isinstance(meta.get("sha256"), str):
         raise PlanError("is damaged: its header lacks what a plan file's says")
-    if meta.get("version") != str(VERSION):
+    known = {str(version): version for version in range(1, VERSION + 1)}
+    if meta.get("version") not in known:
         raise PlanError(
-            f"has version {meta.get('version')!r}, this fmtprop reads version {VERSION}: save the plan again"
+            f"has version {str(meta.get('version'))[:20]!r}, this fmtprop reads versions 1 to {VERSION}: it needs a "
+            "newer fmtprop, or compile the model and save the plan again"
         )
     end, spans = 0, []
     for index, (name, entry) in enumerate(header.items()):
@@ -194,7 +186,7 @@ def _entries(header: Any, nbytes: int) -> tuple[str, list[tuple[int, int]]]:
         end += size
     if not spans or end != nbytes:
         raise PlanError(f"is cut off or damaged: its header describes {end} bytes, {nbytes} follow")
-    return meta["sha256"], spans
+    return known[meta["version"]], meta["sha256"], spans
 
 
 def _is_flat(shape: object) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from fmtprop import __version__
+from fmtprop.planfile.container import VERSION
 from fmtprop.system.machine import cache_sizes
 from fmtprop.targets.executable import threads_here
 from fmtprop.targets.registry import provider
@@ -14,6 +15,7 @@ def environment(target: str) -> dict[str, str]:
     """Return what choices and packed weights of a plan depend on, here and now."""
     said = provider(target)().describe()
     return {
+        "plan file": f"version {VERSION}",
         "fmtprop": __version__,
         "torch": torch.__version__,
         "oneDNN": said["onednn"],

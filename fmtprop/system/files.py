@@ -69,15 +69,15 @@ def check_readable(path: Path) -> None:
     os.close(_open(path))
 
 
-def opened(path: Path, most_nbytes: int) -> BinaryIO:
-    """Return a file, open for reading.
+def opened(path: Path, most_nbytes: int, *, links: bool = True) -> BinaryIO:
+    """Return a file, open for reading; without `links`, the path must not be a link.
 
     Raises
     ------
     OSError
         As for :func:`check_readable`; or the file is larger.
     """
-    file = os.fdopen(_open(path), "rb")
+    file = os.fdopen(_open(path, links=links), "rb")
     if os.fstat(file.fileno()).st_size > most_nbytes:
         file.close()
         raise _too_large(path, most_nbytes)
@@ -198,15 +198,15 @@ def replacing(path: Path, ours: re.Pattern[bytes] | None = None) -> Iterator[Pat
         raise
 
 
-def _open(path: Path) -> int:
+def _open(path: Path, *, links: bool = True) -> int:
     """Return the descriptor of a regular file; check its kind first, as opening a device may have effects."""
     try:
-        check_regular(path)
+        _check_kind(path, path.stat(follow_symlinks=links))
     except FileNotFoundError:
         if path.is_symlink():
             raise OSError(errno.ENOENT, "it is a link to nothing", str(path)) from None
         raise
-    descriptor = os.open(path, _FLAGS)
+    descriptor = os.open(path, _FLAGS if links else _FLAGS | os.O_NOFOLLOW)
     try:
         _check_kind(path, os.fstat(descriptor))
     except OSError:

@@ -14,6 +14,7 @@ def run(kinds):
     """Run the blocks of some kinds; return their names."""
     before = torch.get_num_threads()
     names = {"model": torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Softmax(-1)), "example": torch.randn(2, 8)}
+    names |= {"large": torch.nn.Linear(64, 64), "image": torch.randn(2, 64)}
     torch.set_num_threads(1)
     try:
         blocks = re.findall(r"```python ?(\w*)\n(.*?)```", TEXT, re.DOTALL)

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -212,6 +213,19 @@ def test_weights_are_in_the_file_once(tmp_path):
     assert saved(net, tmp_path).stat().st_size < 1.5 * 4 * 512 * 512
 
 
+def test_an_older_file_is_planned_again():
+    """A file of the first version, as it was written when plan files were new."""
+    file = Path(__file__).parent / "data" / "version_1.fmtplan"
+    torch.manual_seed(0)
+    convolution, norm = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8)
+    tail = torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(8 * 16, 4)
+    module, x = torch.nn.Sequential(convolution, norm, *tail).eval(), torch.randn(2, 3, 8, 8)
+    with pytest.warns(RuntimeWarning, match="plan file: version 1 in the file, version 2 here.*planned again"):
+        torch.testing.assert_close(fp.load_plan(file)(x), module(x))
+    with pytest.raises(PlanError, match="does not fit: plan file: version 1 in the file, version 2 here"):
+        fp.load_plan(file, on_mismatch="error")
+
+
 def test_a_plan_for_other_threads_is_made_again(tmp_path):
     """With one warning that says what differs; or an error."""
     module, args = convolutions()
@@ -340,8 +354,8 @@ def test_errors(tmp_path):
         net.save(tmp_path / "text")
     path = saved(net, tmp_path)
     data = path.read_bytes()
-    with pytest.raises(PlanError, match="has version '2', this fmtprop reads version 1"):
-        fp.load_plan(data.replace(b'"version":"1"', b'"version":"2"', 1))
+    with pytest.raises(PlanError, match="has version '9', this fmtprop reads versions 1 to 2: it needs a newer fmt"):
+        fp.load_plan(data.replace(b'"version":"2"', b'"version":"9"', 1))
     with pytest.raises(PlanError, match="is cut off or damaged"):
         fp.load_plan(data[:-64])
 

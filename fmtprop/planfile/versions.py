@@ -1,0 +1,26 @@
+"""Documents of older plan files, taken to the present version step by step.
+
+The rule: fmtprop reads all versions up to its own. A change of the document after which a file means something else, or
+could not be read, gets a new version, and a step here. An older file never fits: it is planned again from the graph
+inside.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def renewed(document: Any, version: int) -> Any:
+    """Return a document of a version as one of the present version; nothing in it is trusted, or checked yet."""
+    if version < 2 and isinstance(document, dict):
+        _from_1(document)
+    return document
+
+
+def _from_1(document: dict[str, Any]) -> None:
+    """Add what the first version lacked: how formats were chosen."""
+    for plan in document["plans"] if isinstance(document.get("plans"), list) else ():
+        if isinstance(plan, dict):
+            plan.setdefault("choices", {})
+    if isinstance(document.get("environment"), dict):
+        document["environment"]["plan file"] = "version 1"
