@@ -20,6 +20,7 @@ from fmtprop.jit.lookup import LookupKernel
 from fmtprop.jit.memory import no_code
 from fmtprop.jit.nbits import DecodeKernel, NBitsKernel
 from fmtprop.jit.norms import GroupNormKernel
+from fmtprop.jit.quantize_rows import QuantizeRowsKernel
 from fmtprop.jit.rms_norm import RmsNormKernel
 from fmtprop.jit.rotary import RotaryKernel
 from fmtprop.jit.rows import AverageKernel, BroadcastKernel, FoldKernel, broadcast_kernel_for
@@ -48,6 +49,7 @@ __all__ = [
     "Kernel",
     "LookupKernel",
     "NBitsKernel",
+    "QuantizeRowsKernel",
     "Quantized",
     "RmsNormKernel",
     "RotaryKernel",

@@ -18,7 +18,7 @@ from fmtprop.layout import DataType
 _TENSORS = frozenset(
     {"src", "src_0", "src_1", "key", "value", "mask_0", "mask_1", "scale", "shift", "mean", "variance", "dst"}
     | {"diff_dst", "diff_src", "diff_scale", "diff_shift", "weights", "bias", "cos", "sin"}
-    | {"past_key", "past_value", "table", "scales", "zero_points", "indices", "offsets", "factors"}
+    | {"past_key", "past_value", "table", "scales", "zero_points", "indices", "offsets", "factors", "zero"}
     | {f"post_op_{number}" for number in range(4)}
 )
 

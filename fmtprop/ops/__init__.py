@@ -10,6 +10,7 @@ from fmtprop.ops.concat import CONCAT, Concat
 from fmtprop.ops.convolution import CONVOLUTION, Conv
 from fmtprop.ops.convolution_backward import CONVOLUTION_BACKWARD_DATA, CONVOLUTION_BACKWARD_WEIGHTS, ConvGradient
 from fmtprop.ops.deconvolution import DECONVOLUTION, Deconv
+from fmtprop.ops.dynamic_quantization import DYNAMIC_QUANTIZE, DynamicQuantize
 from fmtprop.ops.eltwise import ELTWISE, Eltwise
 from fmtprop.ops.eltwise_backward import ELTWISE_BACKWARD
 from fmtprop.ops.embedding_bag import EMBEDDING_BAG, EmbeddingBag
@@ -95,6 +96,7 @@ OPS = (
     QUANTIZE,
     DEQUANTIZE,
     FAKE_QUANTIZE,
+    DYNAMIC_QUANTIZE,
     RESHAPE,
     PERMUTE,
     SLICE,
@@ -117,6 +119,7 @@ __all__ = [
     "DecodeNBits",
     "Deconv",
     "Dequantize",
+    "DynamicQuantize",
     "Eltwise",
     "EmbeddingBag",
     "Expand",

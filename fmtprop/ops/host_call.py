@@ -128,6 +128,20 @@ class Parts:
     value: Value
 
 
+#: calls that convert a tensor to another data type
+_CONVERSIONS = frozenset({"aten._to_copy.default", "aten.to.dtype"})
+
+
+def is_conversion(attrs: Attrs) -> bool:
+    """Return whether a node with these attributes gives its operand's numbers in another data type."""
+    return isinstance(attrs, HostCall) and attrs.target in _CONVERSIONS
+
+
+def is_elementwise(attrs: HostCall) -> bool:
+    """Return whether a call computes each number of its result from one number of each operand."""
+    return is_conversion(attrs) or torch.Tag.pointwise in prepare(attrs).function.tags
+
+
 # ---------------------------------------------------------------- resolving
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from fmtprop.passes.base import Pass
+from fmtprop.passes.precision.integer_products import IntegerProducts
 from fmtprop.passes.precision.keep_scores import KeepScores
 from fmtprop.passes.precision.lower import WidenPrecision
 from fmtprop.passes.precision.mark_exact import MarkExact
 from fmtprop.passes.precision.mark_grids import MarkGrids
 from fmtprop.passes.precision.pair_quantization import PairQuantization
 from fmtprop.passes.precision.recognise_codes import RecogniseCodes
+from fmtprop.passes.precision.recognise_dynamic import RecogniseDynamic
 from fmtprop.passes.precision.shifted_rows import ShiftedRows
 from fmtprop.passes.rewrites.absorb_flatten import AbsorbFlatten
 from fmtprop.passes.rewrites.before_concat import BeforeConcat
@@ -44,6 +46,9 @@ NORMALISE: tuple[Pass, ...] = (
     ReadVariance(),
     # before constants are folded, and before quantized ones become real numbers
     RecogniseCodes(),
+    # before their steps are pairs
+    RecogniseDynamic(),
+    IntegerProducts(),
     # before constants are folded, which keeps a grid only where there is one already
     PairQuantization(),
     # weights behind views become weights

@@ -23,6 +23,7 @@ from fmtprop.jit import (
     GroupNormKernel,
     LookupKernel,
     Quantized,
+    QuantizeRowsKernel,
     RmsNormKernel,
     RotaryKernel,
     StandaloneKernel,
@@ -36,6 +37,7 @@ from fmtprop.ops.batch_norm_training import BatchStatistics
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import FEW_SUMMANDS, check_summands
 from fmtprop.ops.convolution import Conv
+from fmtprop.ops.dynamic_quantization import DynamicQuantize
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.embedding_bag import EmbeddingBag
 from fmtprop.ops.host_call import HostCall, arguments_of
@@ -106,6 +108,8 @@ def _ways(node: Node, request: Request) -> Iterator[_Way]:
         yield from _rotary_embedding(attrs, request)
     elif isinstance(attrs, Lookup):
         yield from _looked_up(attrs, request)
+    elif isinstance(attrs, DynamicQuantize):
+        yield from _quantized(attrs, request)
     elif isinstance(attrs, HostCall):
         if _copies_rows(attrs):
             yield from _rows(attrs, request)
@@ -181,6 +185,25 @@ def _looked_up(attrs: Lookup, request: Request) -> Iterator[_Way]:
     result = _as_asked(request["dst"], src.at_start().with_dtype(request["dst"].dtype))
     if result is not None:
         yield LookupKernel(prod(src.dims), attrs.table), {"src": src}, (result,)
+
+
+def _quantized(attrs: DynamicQuantize, request: Request) -> Iterator[_Way]:
+    """Yield the kernel for row-major tensors; if the tensor has one scale, for any order without gaps."""
+    src, dst = request["src"], request["dst"]
+    if not _is_row_of_numbers(src) or (not attrs.whole and src.at_start() != plain(src)):
+        return
+    result = _as_asked(dst, src.at_start().with_dtype(dst.dtype))
+    scales = [plain(request[name]) for name in ("scale", "zero")]
+    if result is None or any(desc.kind == "any" for desc in (result, *scales)):
+        return
+    columns = prod(src.dims) if attrs.whole else src.dims[-1]
+    kernel = QuantizeRowsKernel(
+        *(prod(src.dims) // columns, columns, attrs.low, attrs.high, attrs.divisor, attrs.least),
+        symmetric=attrs.symmetric,
+        multiplies=attrs.multiplies,
+        dtype=dst.dtype,
+    )
+    yield kernel, {"src": src}, (result, *scales)
 
 
 def _pitch(axes: tuple[tuple[int, int], ...]) -> int | None:

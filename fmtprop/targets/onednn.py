@@ -113,7 +113,7 @@ class OneDnnTarget(Provider):
         """Yield all implementations, those of the node without a last post-op that a kernel can do, and a kernel's."""
         yield from self._implementations(node, request)
         if byte_grids(node, _stored(request)):
-            if opdef(node.op).bytes(node.attrs) in (Bytes.COMBINED, Bytes.TABULATED):
+            if opdef(node.op).bytes(node.attrs) in (Bytes.COMBINED, Bytes.TABULATED, Bytes.CONVERTED):
                 yield from kernel_candidates(node, request)
             return  # other kernels of our own compute with real numbers
         kernel = _kernel_of(node)

@@ -121,9 +121,13 @@ def test_modules_of_torchao_with_codes_for_weights(kind: str) -> None:
     }
     quantization.quantize_(module, configs[kind]())
     x = torch.randn(16, 64)
+    net = fp.compile(module, x)
+    if kind == "dynamic":
+        found = [node.op for node in net.compilation.normal.nodes()]
+        assert found.count("dynamic_quantize") == 2 and "aten" not in found
     with torch.no_grad():
         expected = module(x)
-        for result in (fp.compile(module, x)(x), torch.compile(module, backend="fmtprop")(x)):
+        for result in (net(x), torch.compile(module, backend="fmtprop")(x)):
             assert (result - expected).abs().max() <= TOLERANCE * expected.abs().max()
 
 

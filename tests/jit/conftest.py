@@ -19,6 +19,7 @@ from fmtprop.jit import (
     memory,
     no_code,
     norms,
+    quantize_rows,
     rms_norm,
     rotary,
     rows,
@@ -34,7 +35,7 @@ _NARROW = pytest.mark.skipif("avx512" not in dnnl.lib().isa, reason="this CPU ha
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Isa:
     """Kernels of whole nodes are those of this instruction set."""
     kernels = (attention, attention_rows, bag, batch_norms, depthwise, gemv, given_norm, grouped_convolution, norms)
-    for module in (standalone, *kernels, rms_norm, rotary, rows):
+    for module in (standalone, *kernels, quantize_rows, rms_norm, rotary, rows):
         monkeypatch.setattr(module, "isa", lambda: request.param)
     return request.param
 

@@ -18,6 +18,7 @@ from fmtprop.ir.node import NO_GRIDS, Node, Value
 from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.ports import result_names
 from fmtprop.layout import DataType
+from fmtprop.ops.dynamic_quantization import DynamicQuantize
 from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.quantization import Dequantize, FakeQuantize
 from fmtprop.passes.editing import constant, viewed_grid
@@ -72,7 +73,7 @@ def _grid(graph: Graph, node: Node, found: Mapping[Value, Grid]) -> Grid | None:
     if node.is_boundary or node.results[0].dtype is not DataType.F32:
         return None
     last = node.post_ops[-1].attrs if node.post_ops else node.attrs
-    if isinstance(last, FakeQuantize):
+    if isinstance(last, FakeQuantize | DynamicQuantize):
         return last.grid if last.high - last.low < 256 else None
     if node.post_ops or not keeps_numbers(node):
         return _of_integers(graph, node)

@@ -15,7 +15,9 @@ from fmtprop.ir.node import Node, Value
 from fmtprop.ir.tensors import materialise
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.ops.dynamic_quantization import DynamicQuantize
 from fmtprop.ops.evaluate import evaluate_node
+from fmtprop.ops.host_call import is_conversion
 from fmtprop.ops.quantization import Dequantize, FakeQuantize, Quantize
 from fmtprop.passes.editing import bypass, constant, insert, is_constant, new_constant
 from fmtprop.passes.precision.mark_grids import LIMITS, grids_of, keeps_numbers, scale_and_zero, scales_and_zeros
@@ -117,7 +119,11 @@ class _Reals:
         if isinstance(producer.attrs, Quantize):
             rounding = _rounding(graph, producer, found)
             return None if rounding is None else insert(graph, dequantize, rounding, src=sources["src"])
-        if not keeps_numbers(producer) or graph.type_of(source).dtype not in LIMITS:
+        if graph.type_of(source).dtype not in LIMITS:
+            return None
+        if is_conversion(producer.attrs):
+            return _unconverted(graph, producer, found)
+        if not keeps_numbers(producer):
             return None
         parts = {name: self._part(value, dequantize) for name, value in sources.items()}
         return insert(graph, dequantize, producer.attrs, **parts)
@@ -140,6 +146,14 @@ def _rounding(graph: Graph, quantize: Node, found: tuple[float, int]) -> FakeQua
     if scale_and_zero(graph, quantize) != found or not attrs.low <= zero <= attrs.high:
         return None
     return FakeQuantize(scale, attrs.low - zero, attrs.high - zero)
+
+
+def _unconverted(graph: Graph, conversion: Node, found: tuple[float, int]) -> Value | None:
+    """Return the whole numbers (f32) that a conversion makes bytes of, which stand for them; None for any others."""
+    (source,) = graph.inputs(conversion.name).values()
+    attrs, (low, high) = graph.node(source.node).attrs, LIMITS[conversion.results[0].dtype]
+    is_whole = isinstance(attrs, DynamicQuantize) and source.index == 0 and low <= attrs.low and attrs.high <= high
+    return source if is_whole and found == (1.0, 0) else None
 
 
 def _quantized_constant(graph: Graph, quantize: Node, reader: Node) -> Value | None:

@@ -21,7 +21,8 @@ class DelayReshapes:
     Linear layers see their rows as a matrix: between the product of two matrices and its activation, or its residual
     addition, there is a reshape, and only neighbours are fused. The other operand of a binary op gets the reshape in
     reverse, a view: it has the dims of the result, one number, or it varies along the last axis alone and the reshape
-    keeps this axis. A permuted or sliced view stays as it is, since its reshape would be a copy.
+    keeps this axis, or along the rows of one batch. A permuted or sliced view stays as it is: its reshape would be a
+    copy.
 
     Notes
     -----
@@ -62,10 +63,22 @@ def _is_between(graph: Graph, value: Value, node: Node) -> bool:
     producer = graph.node(source.node)
     if producer.is_boundary or only_reader(graph, source) is None:
         return False
-    declaration = opdef(producer.op)
-    if isinstance(node.attrs, FakeQuantize) and declaration.elementwise:
+    if isinstance(node.attrs, FakeQuantize) and opdef(producer.op).elementwise:
         return True  # a function of quantized numbers may be looked up
-    return declaration.category is Category.COMPUTE and declaration.absorbs
+    return _is_product(graph, producer)
+
+
+def _is_product(graph: Graph, node: Node) -> bool:
+    """Return whether a node is a product that absorbs others, or an element-wise node behind one, which it absorbs."""
+    if node.is_boundary:
+        return False
+    declaration = opdef(node.op)
+    if declaration.category is Category.COMPUTE:
+        return declaration.absorbs
+    if not declaration.elementwise:
+        return False
+    sources = (value for value in graph.inputs(node.name).values() if graph.type_of(value) == node.results[0])
+    return any(_is_product(graph, graph.node(value.node)) for value in sources if only_reader(graph, value) is not None)
 
 
 def _producer(graph: Graph, reshaped: Value) -> str:
@@ -119,6 +132,9 @@ def _shape_before(operand: TensorType, after: TensorType, before: TensorType) ->
     if operand.size == 1:
         return (*ones, 1)
     keeps_last = before.dims[-1:] == after.dims[-1:]
+    is_batch = before.ndim == 3 and before.dims[0] == 1  # oneDNN has code for a factor of each row of one batch
+    if keeps_last and is_batch and operand.dims == (*after.dims[:-1], 1):
+        return (*before.dims[:-1], 1)
     return (*ones, operand.size) if keeps_last and operand.dims[-1] == operand.size else None
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -113,6 +114,34 @@ def test_dynamic_products_are_products_of_bytes(kind: str) -> None:
     graph = fp.compile(made, policy="propagate", confirm=False).compilation.normal
     (product,) = (node for node in graph.nodes() if node.op in ("convolution", "matmul", "inner_product"))
     assert {"src", "weights"} <= product.grids.keys()
+
+
+def test_dynamic_quantization_is_one_node_for_all_its_readers() -> None:
+    nodes = [helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"])]
+    constants = [numpy_helper.from_array(np.array(0, np.int8), "zero")]
+    for name in ("a", "b"):
+        codes = RNG.integers(-127, 128, (32, 24)).astype(np.int8)
+        constants += [numpy_helper.from_array(codes, f"{name}_codes")]
+        nodes += [
+            helper.make_node("MatMulInteger", ["q", f"{name}_codes", "z", "zero"], [f"{name}_sums"]),
+            helper.make_node("Cast", [f"{name}_sums"], [f"{name}_reals"], to=TensorProto.FLOAT),
+            helper.make_node("Mul", [f"{name}_reals", "s"], [name]),
+        ]
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [7, size]) for name, size in (("x", 32), ("a", 24))
+    ]
+    values += [helper.make_tensor_value_info("b", TensorProto.FLOAT, [7, 24])]
+    graph = helper.make_graph(nodes, "two", values[:1], values[1:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    net = fp.compile(model, deterministic=True)
+    found = [node.op for node in net.compilation.normal.nodes() if node.op not in ("constant", "reshape")]
+    assert found.count("dynamic_quantize") == 1 and "aten" not in found
+    assert sum({"src", "weights"} <= node.grids.keys() for node in net.compilation.normal.nodes()) == 2
+    for shift in (-3.0, 0.0, 3.0):
+        x = (RNG.standard_normal((7, 32)) + shift).astype(np.float32)
+        wanted = ReferenceEvaluator(model).run(None, {"x": x})
+        for got, expected in zip(net(torch.from_numpy(x)), wanted, strict=True):
+            assert np.abs(got.numpy() - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
 def test_numbers_that_do_not_vary_have_no_scale() -> None:

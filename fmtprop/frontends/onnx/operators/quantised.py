@@ -97,13 +97,8 @@ def dequantize_linear(
 
 def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return numbers quantised to bytes, and the scale and the zero point of their range."""
-    some = x if x.numel() else torch.zeros(1)
-    low = torch.clamp(some.amin(), max=0.0)
-    high = torch.clamp(some.amax(), min=0.0)
-    scale = (high - low) / 255
-    safe = torch.where(scale == 0, torch.ones_like(scale), scale)
-    zero = torch.clamp(torch.round(-low / safe), 0, 255).to(torch.uint8)
-    return quantize_linear(x, safe, zero), scale, zero
+    numbers, scale, zero = torch.ops.fmtprop.dynamic_quantize(x)
+    return numbers.to(torch.uint8), scale, zero.to(torch.uint8)
 
 
 # ---------------------------------------------------------------- sums of products
