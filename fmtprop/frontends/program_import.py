@@ -89,15 +89,17 @@ class _Importer:
                 )
 
     def _is_equal_at_every_call(self, spec: OutputSpec) -> bool:
-        """Return whether a new state depends on constants alone, and no result on the state before the call."""
+        """Return whether a state is written back as it was, or depends on constants alone and no result on it before."""
         signature = self.program.graph_signature
+        before = {given.arg.name for given in signature.input_specs if given.target == spec.target}
+        if spec.arg.name in before:
+            return True
         changed = {other.target for other in signature.output_specs if other.kind in _STATE}
         varying = {
             given.arg.name
             for given in signature.input_specs
             if given.kind is InputKind.USER_INPUT or given.target in changed
         }
-        before = {given.arg.name for given in signature.input_specs if given.target == spec.target}
         results = {other.arg.name for other in signature.output_specs}
         return not varying & self._sources({spec.arg.name}) and not before & self._sources(results)
 

@@ -446,6 +446,20 @@ class Stateful(nn.Module):
         return x + self.count
 
 
+class Moved(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.arange(16.0))
+
+    def forward(self, x):
+        self.table = self.table.to(x.device)
+        return x * self.table
+
+
+def test_a_buffer_that_is_written_back_as_it_was():
+    check(Moved(), (torch.randn(2, 16),))
+
+
 class Branching(nn.Module):
     def forward(self, x):
         return x + 1 if x.sum() > 0 else x - 1

@@ -1,0 +1,212 @@
+"""Random models with five shapes each, by three doors: exported, behind ``torch.compile`` and as an ONNX file.
+
+Owns which sizes change, and the comparison of each call with eager PyTorch and, for exported models, of a later
+shape's plan with one that is made for that shape alone. See :mod:`tests.models.fuzz`.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any
+
+import torch
+from torch.export import Dim
+
+import fmtprop as fp
+from fmtprop.errors import FmtpropError
+from tests.models import fuzz
+from tests.models.fuzz import Model, Program, fresh
+
+#: how often a program was called with other shapes by each door
+CALLED: Counter[str] = Counter()
+#: cost of each later plan over that of a plan of its shape alone
+RATIOS: list[float] = []
+#: calls with other sizes than the example's
+_LATER = 4
+#: more than this is no later plan, but a wrong choice; smaller plans are left out: their calls cost more than their formats
+_MOST_COST, _SMALLEST_SECONDS = 1.1, 1e-4
+
+Inputs = list[torch.Tensor]
+
+
+def check_shapes(program: Program, seed: int) -> str | None:
+    """Return the error of a program's plans for five shapes, None if all is well.
+
+    Parameters
+    ----------
+    program : Program
+        Drawn for inference.
+    seed : int
+        Chooses the sizes that change, and the options.
+    """
+    rng = random.Random(f"shapes {seed}")
+    model = Model(program).eval()
+    changing = _changing(model, rng)
+    if changing is None:
+        return None
+    axis, size, calls = changing
+    replan = rng.choice(["now", "background", "never"])
+    for door in (_exported, _captured, _file):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                run = door(model, calls[0], axis, size, replan)
+                wrong = run and _first_wrong(model, run, calls)
+        except Exception as error:
+            return f"{door.__name__}: {type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}"
+        finally:
+            torch._dynamo.reset()
+        if wrong:
+            return f"{door.__name__}: {wrong}, axis {axis} of {size}, replan={replan}"
+    return None
+
+
+def _first_wrong(model: Model, run: Callable[..., Any], calls: Sequence[Inputs]) -> str | None:
+    for number, inputs in enumerate([*calls, *calls[1:]]):
+        given = [t.clone() for t in inputs]
+        with torch.no_grad():
+            expected = model(*(t.clone() for t in inputs))
+        got = run(*given)
+        if not fuzz.is_finite(expected):
+            continue
+        wrong = fuzz.differ(fuzz.without_ties(model.program, list(inputs), got, expected), expected)
+        if wrong and not fuzz.is_noise(model, list(inputs), expected) and not fuzz.is_wrong(model, inputs, expected):
+            return f"{wrong}; call {number}, shapes {[tuple(t.shape) for t in inputs]}"
+        if any(not torch.equal(a, b) for a, b in zip(given, inputs, strict=True)):
+            return "an input was changed"
+    return None
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def _changing(model: Model, rng: random.Random) -> tuple[int, int, list[Inputs]] | None:
+    """Return an axis, the size that changes wherever an input has it there, and five calls; None if PyTorch refuses."""
+    first = [fresh(t, 1) for t in model.program.inputs.values()]
+    axes = sorted({(axis, size) for t in first for axis, size in enumerate(t.shape) if size})
+    for axis, size in rng.sample(axes, min(len(axes), 6)):
+        sizes = [size * 2, size + 1, size + rng.choice([2, 3, 5]), *([size - 1] if size > 2 else [size + 7])]
+        calls = [first, *([_resized(t, axis, size, other, seed) for t in first] for seed, other in enumerate(sizes, 2))]
+        if all(_runs(model, inputs) for inputs in calls):
+            return axis, size, calls
+    return None
+
+
+def _resized(tensor: torch.Tensor, axis: int, size: int, other: int, seed: int) -> torch.Tensor:
+    if axis >= tensor.ndim or tensor.shape[axis] != size:
+        return tensor
+    return fresh(tensor.index_select(axis, torch.arange(other) % size), seed)
+
+
+def _runs(model: Model, inputs: Inputs) -> bool:
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model(*(t.clone() for t in inputs))
+    except Exception:  # PyTorch refuses these sizes
+        return False
+    return True
+
+
+def _dims(inputs: Inputs, axis: int, size: int) -> tuple[dict[int, Any], ...]:
+    return tuple({axis: Dim.DYNAMIC} if t.ndim > axis and t.shape[axis] == size else {} for t in inputs)
+
+
+# ---------------------------------------------------------------- doors
+
+
+def _exported(model: Model, first: Inputs, axis: int, size: int, replan: str) -> Callable[..., Any] | None:
+    dims = _dims(first, axis, size)
+    if _exported_by_torch(model, first, dims) is None:
+        return None
+    options = {"deterministic": True, "replan": replan}
+    try:
+        net = fp.compile(model, tuple(first), dynamic_shapes={"inputs": dims}, max_shapes=8, **options)
+    except FmtpropError as error:
+        if any(text in str(error) for text in fuzz.REFUSED) or "another branch" in str(error):
+            return None
+        raise
+    CALLED["exported"] += 1
+
+    def run(*inputs: torch.Tensor) -> Any:
+        result = net(*inputs)
+        if replan != "never":
+            net.settle()
+            _compare_costs(net, model, inputs)
+        return result
+
+    return run
+
+
+def _compare_costs(net: Any, model: Model, inputs: Sequence[torch.Tensor]) -> None:
+    later = net.plan_for(*inputs).certificate
+    if later is None or later.objective < _SMALLEST_SECONDS:
+        return
+    alone = fp.compile(model, tuple(inputs), deterministic=True).certificate
+    assert alone is not None
+    RATIOS.append(later.objective / alone.objective)
+    assert RATIOS[-1] <= _MOST_COST, f"{later.objective:.2e} s instead of {alone.objective:.2e} s"
+
+
+def _exported_by_torch(model: Model, first: Inputs, dims: Any) -> Any:
+    try:
+        return torch.export.export(model, tuple(first), dynamic_shapes={"inputs": dims})
+    except Exception:  # a size that the program's calls fix
+        return None
+
+
+def _captured(model: Model, first: Inputs, axis: int, size: int, replan: str) -> Callable[..., Any]:
+    CALLED["torch.compile"] += 1
+    options = {"deterministic": True, "replan": replan}
+    run = torch.compile(model, backend="fmtprop", dynamic=True, options=options)
+
+    def without_gradients(*inputs: torch.Tensor) -> Any:
+        with torch.no_grad():
+            return run(*inputs)
+
+    return without_gradients
+
+
+def _file(model: Model, first: Inputs, axis: int, size: int, replan: str) -> Callable[..., Any] | None:
+    written = io.BytesIO()
+    dims = _dims(first, axis, size)
+    program = _exported_by_torch(model, first, dims)
+    if program is None:
+        return None
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            torch.onnx.export(program, (), written, dynamo=True, verbose=False)
+    except Exception:  # the exporter lacks an operator
+        return None
+    import onnxruntime
+
+    peer = onnxruntime.InferenceSession(written.getvalue(), providers=["CPUExecutionProvider"])
+    try:
+        session = fp.onnx.InferenceSession(written.getvalue(), deterministic=True, replan=replan)
+    except FmtpropError as error:
+        if "operator" in str(error):
+            return None
+        raise
+    CALLED["onnx"] += 1
+    names = [given.name for given in session.get_inputs()]
+    kept = [i for i, name in enumerate(f"inputs_{i}" for i in range(len(first))) if name in names]
+
+    def run(*inputs: torch.Tensor) -> Any:
+        feed = {name: inputs[i].numpy() for name, i in zip(names, kept or range(len(inputs)), strict=True)}
+        theirs = [torch.from_numpy(a) for a in peer.run(None, feed)]
+        ours = [torch.from_numpy(a) for a in session.run(None, feed)]
+        wrong = fuzz.differ(ours, theirs)
+        with torch.no_grad():
+            expected = model(*(t.clone() for t in inputs))
+        leaves, form = torch.utils._pytree.tree_flatten(expected)
+        if wrong and fuzz.differ(ours, leaves) and fuzz.is_finite(theirs):
+            raise AssertionError(f"{wrong} from ONNX Runtime's, {[tuple(t.shape) for t in inputs]}")
+        return expected  # the exporter's file may mean something else than the module; ONNX Runtime says what
+
+    return run
