@@ -89,7 +89,7 @@ class _Importer:
                 )
 
     def _is_equal_at_every_call(self, spec: OutputSpec) -> bool:
-        """Return whether a state is written back as it was, or depends on constants alone and no result on it before."""
+        """Return whether a state is written back as it was, or depends on constants alone and no result reads it."""
         signature = self.program.graph_signature
         before = {given.arg.name for given in signature.input_specs if given.target == spec.target}
         if spec.arg.name in before:

@@ -8,7 +8,8 @@ Owns what a program is, how one is drawn, compared with PyTorch and made smaller
 runs them in child processes, so that a crash costs one seed and leaves a trace. Besides the policies, each model is
 compiled as :mod:`tests.models.odd` says: by random costs, with random pins, with another number of threads. With
 ``--train``, steps of training are compared instead (:mod:`tests.models.fuzz_training`), with ``--policies
-dynamo-{seed}`` calls through ``torch.compile`` (:mod:`tests.models.fuzz_dynamo`).
+dynamo-{seed}`` calls through ``torch.compile`` (:mod:`tests.models.fuzz_dynamo`), with ``--policies shapes-{seed}``
+calls with five shapes (:mod:`tests.models.fuzz_shapes`).
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ PLACES = ("argmax(-1)", "max(-1)", "sort", "topk(2)", "max_pool2d(2, return_indi
 
 #: what a model is compiled by unless told; "odd-7" is random costs of seed 7, "pins-7" some of their formats as pins,
 #: "default" is what a user gets, with plans that run against each other, "bf16:propagate" computes in bf16; "dynamo-7"
-#: goes through torch.compile (:mod:`tests.models.fuzz_dynamo`), alone
+#: goes through torch.compile (:mod:`tests.models.fuzz_dynamo`), "shapes-7" has five shapes, each alone
 POLICIES = ("propagate", "naive", "plain")
 
-_BF16, _DYNAMO = "bf16:", "dynamo-"
+_BF16, _DYNAMO, _SHAPES = "bf16:", "dynamo-", "shapes-"
 
 
 #: how often each way to run was chosen since the process began
@@ -304,11 +305,13 @@ def check(program: Program, policies: Sequence[str] = POLICIES, runs: int = 2, f
         from tests.models.fuzz_training import check_steps
 
         return check_steps(program, program.training)
-    by_dynamo = [policy for policy in policies if policy.startswith(_DYNAMO)]
-    if by_dynamo:
+    if alone := [policy for policy in policies if policy.startswith((_DYNAMO, _SHAPES))]:
         from tests.models.fuzz_dynamo import check_captured
+        from tests.models.fuzz_shapes import check_shapes
 
-        found = (check_captured(program, int(policy.removeprefix(_DYNAMO))) for policy in by_dynamo)
+        checks = {_DYNAMO: check_captured, _SHAPES: check_shapes}
+        ways = [(kind + "-", int(seed)) for kind, _, seed in (policy.partition("-") for policy in alone)]
+        found = (checks[kind](program, seed) for kind, seed in ways)
         return next((wrong for wrong in found if wrong is not None), None)
     if fast and (graph := traced(program)) is None:
         return None

@@ -46,6 +46,15 @@ def test_random_model_behind_torch_compile(seed):
     assert wrong is None, f"{program}\n{wrong}"
 
 
+@pytest.mark.parametrize("seed", [1])  # more of them are slow
+def test_random_model_with_five_shapes(seed):
+    program = draw(seed, calls=6)
+    before = fuzz.CHOSEN["shapes, exported"]
+    wrong = check(program, [f"shapes-{seed}"])
+    assert wrong is None, f"{program}\n{wrong}"
+    assert fuzz.CHOSEN["shapes, exported"] > before
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
 @pytest.mark.parametrize("seed", [38, 42, 152, 155])  # each of them was wrong once, or raised
 def test_random_network_of_real_sizes(seed):
@@ -113,6 +122,7 @@ def test_comparison():
     [
         *(["--fast"], [], ["--fast", "--blocks"], ["--train"], ["--train", "--blocks"]),
         ["--policies", "dynamo-{seed}", "--calls", "5"],
+        ["--policies", "shapes-{seed}", "--calls", "6"],
     ],
 )
 def test_many_random_models(options):
