@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from fmtprop.dynamo.backend import backend, options_of
+from fmtprop.dynamo.coded_layers import keep_codes
 from fmtprop.errors import InputError, UnsupportedOpError
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -19,7 +20,11 @@ def optimize(model: Model, dtype: str = "f32", weights: str | None = None, **opt
     """Let the backend compile a model's forward pass, and return the model itself.
 
     Whatever calls the model, such as ``generate`` and pipelines of transformers or ``encode`` of sentence-transformers,
-    works as before. The first call of each kind of input compiles. The model's parameters stay as they are.
+    works as before. The first call of each kind of input compiles.
+
+    Without `weights`, parameters stay as they are. With it, the model's linear layers keep codes in place of their
+    floating weights, which are freed one after another, so that memory never holds the model twice. Then the model is
+    for inference alone (no parameter requires a gradient), and ``layer.weight`` is computed from the codes.
 
     Parameters
     ----------
@@ -28,14 +33,14 @@ def optimize(model: Model, dtype: str = "f32", weights: str | None = None, **opt
     dtype : {"f32", "bf16"}
         Data type of compute-intensive ops, as of :func:`fmtprop.compile`.
     weights : {None, "int8", "int4"}
-        Whether the weights of large products are codes, as of :func:`fmtprop.compile`.
+        Whether the weights of large products become codes, as of :func:`fmtprop.compile`.
     **options : object
         Other options of :func:`fmtprop.compile`, such as ``tune``.
 
     Returns
     -------
     torch.nn.Module
-        `model`. ``del model.forward`` undoes it.
+        `model`. ``del model.forward`` undoes the compilation; codes stay.
 
     Raises
     ------
@@ -66,6 +71,8 @@ def optimize(model: Model, dtype: str = "f32", weights: str | None = None, **opt
     options_of(None, given)  # errors come now, not at the first call
     if options.get("training"):
         raise UnsupportedOpError("optimize is for inference: use fp.compile(model, x, training=True)")
+    if weights is not None:
+        keep_codes(model, weights)
     compiled = torch.compile(model.forward, backend=backend, options=given)
     setattr(compiled, _DONE, given)
     model.forward = compiled

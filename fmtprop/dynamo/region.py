@@ -30,6 +30,7 @@ from fmtprop.errors import FmtpropError
 from fmtprop.frontends.functional import Functional, import_functional
 from fmtprop.frontends.fx_import import placeholders
 from fmtprop.frontends.specialise import specialised_module
+from fmtprop.ir.tensors import defer
 
 _LOG = logging.getLogger(__name__)
 
@@ -262,6 +263,9 @@ class Region:
     def _imported(self, args: Sequence[Any]) -> tuple[Functional, Options]:
         program = specialised_module(self.module, args) if self._symbolic else self.module
         functional = import_functional(program, {i: args[i] for i in self._constants}, "region")
+        functional = replace(
+            functional, graph=defer(functional.graph, lent=True)
+        )  # each call asks whether they were changed
         return functional, replace(self.options, boundary=functional.boundary)
 
     def _known_shapes(self, args: Sequence[Any], earlier: artifacts.Learned | None) -> Shapes | None:

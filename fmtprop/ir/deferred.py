@@ -39,6 +39,9 @@ class Deferred:
         A bound of the numbers' magnitudes, if it is known without making the tensor.
     source : (Deferred, hashable), optional
         The tensor that it is a function of, and an identity of this function.
+    lent : bool
+        Whether the memory, which belongs to a module, may be read for as long as the numbers are wanted: no plan needs
+        a copy. Whoever lends it has the plan made again after a change.
     """
 
     type_: TensorType
@@ -47,6 +50,7 @@ class Deferred:
     fresh: bool = False
     largest: float | None = None
     source: tuple[Deferred, Hashable] | None = field(default=None, repr=False)
+    lent: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -91,4 +95,4 @@ class Deferred:
         strides : tuple of int
             Strides of the view in elements.
         """
-        return Deferred(type_, strides, lambda: view(self.make()), self.fresh, self.largest)
+        return Deferred(type_, strides, lambda: view(self.make()), self.fresh, self.largest, lent=self.lent)

@@ -144,8 +144,14 @@ def is_fresh(data: Constant) -> bool:
     return isinstance(data, Initialiser) or (isinstance(data, Deferred) and data.fresh)
 
 
-def defer(graph: Graph) -> Graph:
-    """Return the same graph with deferred large constants: passes do not make them before they are read."""
+def defer(graph: Graph, *, lent: bool = False) -> Graph:
+    """Return the same graph with deferred large constants: passes do not make them before they are read.
+
+    Parameters
+    ----------
+    lent : bool
+        Whether a plan may read the tensors where they are.
+    """
     late = graph.copy()
     for name, data in graph.constants.items():
         # entries that break a rule stay unchanged: the verifier reports them
@@ -156,7 +162,7 @@ def defer(graph: Graph) -> Graph:
             strides = MemoryDesc(type_.dims, type_.dtype).strides
             late.constants[name] = Deferred(type_, strides, partial(_draw, data, type_), True, data.largest)
         elif isinstance(data, torch.Tensor) and data.layout is torch.strided:
-            late.constants[name] = Deferred(tensor_type(data), data.stride(), data.detach)
+            late.constants[name] = Deferred(tensor_type(data), data.stride(), data.detach, lent=lent)
     return late
 
 

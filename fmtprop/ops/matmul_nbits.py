@@ -7,9 +7,9 @@ one token takes the time of reading them. A kernel of this project runs products
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,10 @@ from fmtprop.layout import DataType
 
 #: bits of a code -> data type of the bytes that hold codes, and the zero point of a group without one of its own
 CODES = {4: (DataType.U8, 8.0), 8: (DataType.S8, 0.0)}
+
+#: numbers of a matrix that are encoded or decoded together: 256 KB in f32, so that the results of the steps are in the
+#: second cache, and none needs memory for a whole matrix
+_BLOCK_SIZE: Final = 1 << 16
 
 # ---------------------------------------------------------------- attributes
 
@@ -119,6 +123,13 @@ def _check_codes(attrs: MatMulNBits, types: Mapping[str, TensorType], depth: int
     return weights.dims[0]
 
 
+def row_blocks(rows: int, depth: int) -> Iterator[slice]:
+    """Yield slices of a matrix's rows, so that what is computed of one of them lies in cache."""
+    step = max(1, _BLOCK_SIZE // max(1, depth))
+    for first in range(0, rows, step):
+        yield slice(first, first + step)
+
+
 def decoded(attrs: MatMulNBits, tensors: Mapping[str, torch.Tensor], depth: int) -> torch.Tensor:
     """Return the matrix that codes stand for, in f32."""
     codes, scales, zero_points = tensors["weights"], tensors["scales"], tensors.get("zero_points")
@@ -129,16 +140,31 @@ def decoded(attrs: MatMulNBits, tensors: Mapping[str, torch.Tensor], depth: int)
     return ((numbers - zero) * scales.unsqueeze(-1)).flatten(1)[:, :depth]
 
 
+def _decoded_blocks(
+    attrs: MatMulNBits, tensors: Mapping[str, torch.Tensor], depth: int, dtype: torch.dtype
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield some rows of the matrix that codes stand for, and the rows before them never again."""
+    learned = {name: one for name in ("weights", "scales", "zero_points") if (one := tensors.get(name)) is not None}
+    for block in row_blocks(tensors["weights"].shape[0], depth):
+        yield block, decoded(attrs, {name: one[block] for name, one in learned.items()}, depth).to(dtype)
+
+
 def reference(attrs: MatMulNBits, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch, in the data type of src."""
     src, bias = tensors["src"], tensors.get("bias")
-    weights = decoded(attrs, tensors, src.shape[-1]).to(src.dtype)
-    return (F.linear(src, weights, None if bias is None else bias.to(src.dtype)),)
+    dst = src.new_empty((*src.shape[:-1], tensors["weights"].shape[0]))
+    for block, weights in _decoded_blocks(attrs, tensors, src.shape[-1], src.dtype):
+        dst[..., block] = F.linear(src, weights, None if bias is None else bias[block].to(src.dtype))
+    return (dst,)
 
 
 def reference_decoded(attrs: DecodeNBits, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch."""
-    return (decoded(attrs, tensors, attrs.depth).to(torch_dtype(DataType(attrs.dtype))).contiguous(),)
+    dtype = torch_dtype(DataType(attrs.dtype))
+    dst = torch.empty((tensors["weights"].shape[0], attrs.depth), dtype=dtype)
+    for block, weights in _decoded_blocks(attrs, tensors, attrs.depth, dtype):
+        dst[block] = weights
+    return (dst,)
 
 
 # ---------------------------------------------------------------- encoding
@@ -150,15 +176,22 @@ def encoded(weights: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor,
     The number of largest magnitude of a group is a code exactly: -8 for 4 bits, with either sign of the scale, 127 or
     -127 for 8. A group of zeros has the scale 0.
     """
+    rows, depth = weights.shape
+    codes = torch.empty((rows, depth * bits // 8), dtype=torch_dtype(CODES[bits][0]))
+    scales = torch.empty((rows, depth // group))
+    for block in row_blocks(rows, depth):
+        codes[block], scales[block] = _encoded(weights[block], bits, group)
+    return codes, scales
+
+
+def _encoded(weights: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
     groups = weights.detach().float().reshape(weights.shape[0], -1, group)
-    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    largest = torch.where(-low > high, low, high)
     scales = largest / -8.0 if bits == 4 else largest.abs() / 127.0
-    # the smallest numbers have no reciprocal
-    numbers = torch.where(scales == 0, 0.0, groups / torch.where(scales == 0, 1.0, scales)).round_().flatten(1)
-    if bits == 8:
-        return numbers.clamp_(-127, 127).to(torch.int8), scales.squeeze(-1)
-    codes = numbers.clamp_(-8, 7).add_(8).to(torch.uint8)
-    return codes[:, 0::2] | codes[:, 1::2] << 4, scales.squeeze(-1)
+    numbers = (groups / torch.where(scales == 0, 1.0, scales)).round_().flatten(1)
+    codes = numbers.clamp_(-127, 127) if bits == 8 else numbers.clamp_(-8, 7).add_(8)
+    return _in_bytes(codes.to(torch_dtype(CODES[bits][0])), bits), scales.squeeze(-1)
 
 
 def packed(numbers: torch.Tensor, zero_points: torch.Tensor) -> tuple[int, torch.Tensor, torch.Tensor | None] | None:
@@ -167,12 +200,12 @@ def packed(numbers: torch.Tensor, zero_points: torch.Tensor) -> tuple[int, torch
     Parameters
     ----------
     numbers : torch.Tensor
-        Integers [N, K].
+        Integers [N, K], of any type.
     zero_points : torch.Tensor
         What is subtracted from them, f32 [N, groups].
     """
     groups = numbers.reshape(*zero_points.shape, -1)
-    low, high = groups.amin(-1), groups.amax(-1)
+    low, high = groups.amin(-1).float(), groups.amax(-1).float()
     span = float((high - low).max())
     if not span <= 255:
         return None
@@ -183,13 +216,18 @@ def packed(numbers: torch.Tensor, zero_points: torch.Tensor) -> tuple[int, torch
     shift = zero - zero_points
     if not bool(((zero_points == zero_points.round()) & (low + shift >= first) & (high + shift <= last)).all()):
         shift = first - low
-    codes = (groups + shift.unsqueeze(-1)).flatten(1)
+    rows, depth = numbers.shape
+    codes = torch.empty((rows, depth * bits // 8), dtype=torch_dtype(CODES[bits][0]))
+    for block in row_blocks(rows, depth):
+        shifted = (groups[block] + shift[block].unsqueeze(-1)).flatten(1).to(codes.dtype)
+        codes[block] = _in_bytes(shifted, bits)
     zero_points = zero_points + shift
-    if bits == 8:
-        return bits, codes.to(torch.int8), None if bool((zero_points == zero).all()) else zero_points
-    codes = codes.to(torch.uint8)
-    both = codes[:, 0::2] | codes[:, 1::2] << 4
-    return bits, both, None if bool((zero_points == zero).all()) else zero_points
+    return bits, codes, None if bool((zero_points == zero).all()) else zero_points
+
+
+def _in_bytes(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return codes as they lie in memory."""
+    return codes if bits == 8 else torch.add(codes[:, 0::2], codes[:, 1::2], alpha=16)
 
 
 # ---------------------------------------------------------------- importer

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from fmtprop.ir.aliasing import is_in_place, is_view
+from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import opdef
@@ -22,7 +23,7 @@ from fmtprop.ops.host_call import HostCall
 from fmtprop.runtime.weights import WEIGHTS, PackedForms
 from fmtprop.targets.bound import SCRATCHPAD, MovableMemory, OwnStream, Place
 from fmtprop.targets.executable import Executable, Implementation, implementation
-from fmtprop.targets.memory import aligned_bytes, view
+from fmtprop.targets.memory import ALIGNMENT_NBYTES, aligned_bytes, view
 
 #: flat bytes of each operand, and its layout in them
 Operands = Mapping[str, tuple[torch.Tensor, MemoryDesc]]
@@ -40,13 +41,18 @@ class ConstantStore:
         """Return bytes that a plan keeps, and no other code can change: equal ones, if another plan has them."""
         return WEIGHTS.share(flat)
 
+    def lends(self, data: Constant) -> bool:
+        """Return whether a plan may keep the memory of a parameter itself, which its owner may change."""
+        return isinstance(data, Deferred) and data.lent
+
     def add(self, data: Constant, type_: TensorType, desc: MemoryDesc, *, packed: bool, native: bool) -> torch.Tensor:
         """Return the flat bytes of a parameter in a dense plain format."""
         fresh = is_fresh(data)
         tensor = materialise(data, type_).detach()
         if tensor.numel() == 0:
             return torch.zeros(0, dtype=torch.uint8)
-        if not (packed or fresh) or not _lies_as(tensor, desc):
+        kept = fresh or (self.lends(data) and tensor.data_ptr() % ALIGNMENT_NBYTES == 0)
+        if not (packed or kept) or not _lies_as(tensor, desc):
             tensor = view(aligned_bytes(desc.nbytes), desc).copy_(tensor)
         return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 

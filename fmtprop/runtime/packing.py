@@ -92,9 +92,10 @@ class Packing:
         work = self._needed()
         last = {access.buffer: turn for turn, one in enumerate(work) for access in one.operands.values()}
         for turn, one in enumerate(work):
+            lent = one.node.op == "constant" and self._store.lends(self._graph.constants[one.node.name])
             made = [self._constant(one)] if one.node.op == "constant" else self._computed(one)
             for buffer, flat in zip(one.results, made, strict=True):
-                self._flats[buffer] = self._store.keep(flat) if buffer in self._wanted else flat
+                self._flats[buffer] = self._store.keep(flat) if buffer in self._wanted and not lent else flat
             for buffer in {access.buffer for access in one.operands.values()} - self._wanted:
                 if last[buffer] == turn:
                     self._drop(buffer)

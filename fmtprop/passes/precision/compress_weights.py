@@ -16,7 +16,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.matmul import MatMul
-from fmtprop.ops.matmul_nbits import CODES, MatMulNBits, encoded
+from fmtprop.ops.matmul_nbits import CODES, MatMulNBits, encoded, row_blocks
 from fmtprop.ops.view_attrs import Reshape
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, insert, is_constant, new_constant
@@ -58,8 +58,8 @@ class CompressWeights(NodePass):
         if found is None:
             return
         read, outputs, depth = found
-        group = next((size for size in _GROUPS if depth % size == 0), None)
-        if group is None or outputs * depth < LEAST_SIZE or not bool(torch.isfinite(read().float().sum())):
+        group = group_of(outputs, depth)
+        if group is None or not _is_finite(read()):
             return
 
         def coded(index: int, type_: TensorType, strides: tuple[int, ...]) -> Value:
@@ -71,6 +71,15 @@ class CompressWeights(NodePass):
         inputs["weights"] = coded(0, TensorType((outputs, nbytes), CODES[self.bits][0]), (nbytes, 1))
         inputs["scales"] = coded(1, TensorType((outputs, groups)), (groups, 1))
         multiply_codes(graph, node, inputs, MatMulNBits(self.bits, group))
+
+
+def group_of(outputs: int, depth: int) -> int | None:
+    """Return the neighbours of a row that share a scale; None for a matrix that has no codes."""
+    return next((size for size in _GROUPS if depth % size == 0), None) if outputs * depth >= LEAST_SIZE else None
+
+
+def _is_finite(matrix: torch.Tensor) -> bool:
+    return all(bool(matrix[block].float().sum().isfinite()) for block in row_blocks(*matrix.shape))
 
 
 def multiply_codes(graph: Graph, node: Node, inputs: dict[str, Value], attrs: MatMulNBits) -> None:

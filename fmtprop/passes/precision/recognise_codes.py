@@ -17,7 +17,7 @@ from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.host_call import host_call
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.matmul import MatMul
-from fmtprop.ops.matmul_nbits import MatMulNBits, packed
+from fmtprop.ops.matmul_nbits import MatMulNBits, packed, row_blocks
 from fmtprop.ops.quantization import Dequantize, FakeQuantize
 from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.base import NodePass
@@ -29,6 +29,9 @@ _UNIT = 32
 
 #: a decoded number differs from the affine function of its code by at most so much of the largest one: roundings of f32
 _TOLERANCE = 2.0**-20
+
+#: codes of larger magnitude have no 8 bits, whatever is subtracted from them
+_MOST = 2.0**15 - 1
 
 #: a zero point so near to an integer is one
 _NEARLY = 1e-3
@@ -112,12 +115,14 @@ class _Way:
                 made = self._evaluated(self._matrix, {at: numbers})
                 return made.t() if turned else made
 
-            largest = codes.amax()
+            largest = int(codes.amax())
             if largest == 0:
                 continue
+            shift = decoded(torch.zeros_like(codes))
             # the scale by the largest code: the difference of two numbers has their errors
-            shift, last = decoded(torch.zeros_like(codes)), decoded(torch.full_like(codes, int(largest)))
-            found = _grouped(decoded(codes), (last - shift) / float(largest), shift)
+            groups = _Groups.of((decoded(torch.full_like(codes, largest)) - shift).div_(largest), shift)
+            del shift
+            found = None if groups is None else groups.coded(decoded(codes))
             if found is not None:
                 return found
         return None
@@ -159,28 +164,53 @@ class _Way:
         raise AssertionError(wanted)
 
 
-def _grouped(numbers: torch.Tensor, scales: torch.Tensor, shift: torch.Tensor) -> _Coded | None:
-    """Return what numbers [outputs, depth] are, that are `scales` times codes plus `shift`; None if they are not."""
-    depth, order = numbers.shape[1], None
-    group = _group(scales, shift)
-    if group % _UNIT and (order := _by_groups(scales, shift)) is not None:
-        numbers, scales, shift = (one.index_select(1, order) for one in (numbers, scales, shift))
-        group = _group(scales, shift)
-    if group % _UNIT:
-        return None
-    scales, shift = (one[:, ::group].contiguous() for one in (scales, shift))
-    is_zero = scales == 0
-    safe = torch.where(is_zero, 1.0, scales)
-    in_groups = numbers.reshape(len(numbers), -1, group)
-    codes = ((in_groups - shift.unsqueeze(-1)) / safe.unsqueeze(-1)).round_()
-    again = codes * scales.unsqueeze(-1) + shift.unsqueeze(-1)
-    largest = in_groups.abs().amax(-1, keepdim=True).maximum(shift.abs().unsqueeze(-1))
-    if not bool(((again - in_groups).abs_() <= _TOLERANCE * largest).all()):  # NaN and infinities neither
-        return None
-    zero_points = -shift / safe
-    whole = zero_points.round()
-    zero_points = torch.where((zero_points - whole).abs() < _NEARLY, whole, zero_points)
-    return _Coded(codes.reshape(-1, depth), scales, zero_points, group, order)
+@dataclass(frozen=True)
+class _Groups:
+    """Groups of neighbours, whose numbers are `scales` times codes plus `shift`, both [outputs, depth / group].
+
+    Parameters
+    ----------
+    order : torch.Tensor, optional
+        An order of columns in which the members of a group are neighbours.
+    """
+
+    scales: torch.Tensor
+    shift: torch.Tensor
+    group: int
+    order: torch.Tensor | None
+
+    @classmethod
+    def of(cls, scales: torch.Tensor, shift: torch.Tensor) -> _Groups | None:
+        """Return the groups of whole units in which scales and shifts [outputs, depth] are equal; None without any."""
+        order, group = None, _group(scales, shift)
+        if group % _UNIT and (order := _by_groups(scales, shift)) is not None:
+            scales, shift = (one.index_select(1, order) for one in (scales, shift))
+            group = _group(scales, shift)
+        if group % _UNIT:
+            return None
+        return cls(scales[:, ::group].contiguous(), shift[:, ::group].contiguous(), group, order)
+
+    def coded(self, numbers: torch.Tensor) -> _Coded | None:
+        """Return what numbers [outputs, depth] are; None if they are no codes."""
+        codes = torch.empty(numbers.shape, dtype=torch.int16)
+        for block in row_blocks(*numbers.shape):
+            rows = numbers[block] if self.order is None else numbers[block].index_select(1, self.order)
+            found = self._codes(rows, self.scales[block].unsqueeze(-1), self.shift[block].unsqueeze(-1))
+            if found is None:
+                return None
+            codes[block] = found
+        zero_points = -self.shift / torch.where(self.scales == 0, 1.0, self.scales)
+        whole = zero_points.round()
+        zero_points = torch.where((zero_points - whole).abs() < _NEARLY, whole, zero_points)
+        return _Coded(codes, self.scales, zero_points, self.group, self.order)
+
+    def _codes(self, rows: torch.Tensor, scales: torch.Tensor, shift: torch.Tensor) -> torch.Tensor | None:
+        numbers = rows.reshape(len(rows), -1, self.group)
+        codes = ((numbers - shift) / torch.where(scales == 0, 1.0, scales)).round_()
+        largest = numbers.abs().amax(-1, keepdim=True).maximum(shift.abs())
+        near = (codes * scales + shift - numbers).abs_() <= _TOLERANCE * largest
+        # NaN and infinities neither
+        return codes.flatten(1) if bool((near & (codes.abs() <= _MOST)).all()) else None
 
 
 def _group(*tensors: torch.Tensor) -> int:
