@@ -74,6 +74,15 @@ Target = Annotated[
     str, typer.Option("--target", help="Who executes: onednn (the library) or mkldnn (the oneDNN inside PyTorch).")
 ]
 Dtype = Annotated[str, typer.Option("--dtype", "-d", help="Data type of compute-intensive ops: f32, bf16 or f16.")]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        "--weights",
+        help="Keep the weights of large products as codes: int8 or int4. Where outputs are compared with other "
+        "runtimes, these have the numbers that the codes stand for.",
+        show_default="as the model has them",
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(
@@ -144,6 +153,12 @@ TableFile = Annotated[
     Path | None,
     typer.Option("--report", "-r", metavar="FILE", help="Also write the whole report: .txt or .json.", dir_okay=True),
 ]
+
+
+def no_weights_in_training(weights: str | None) -> None:
+    """Refuse codes for a step of training, which changes its weights."""
+    if weights is not None:
+        raise FmtpropError("--weights is for inference: leave it out with --train")
 
 
 def words(values: Sequence[str]) -> list[str]:

@@ -25,6 +25,8 @@ from fmtprop.cli.arguments import (
     Train,
     Tune,
     Verify,
+    Weights,
+    no_weights_in_training,
     pairs_of,
     words,
 )
@@ -34,7 +36,7 @@ from fmtprop.cli.plan import check_no_options, is_plan
 from fmtprop.errors import FmtpropError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from fmtprop.report import Comparison
 
@@ -43,6 +45,7 @@ def run(
     model: Model,
     policy: Policies = None,
     dtype: Dtype = "f32",
+    weights: Weights = None,
     threads: Threads = None,
     verify: Verify = "on",
     tune: Tune = "auto",
@@ -63,7 +66,14 @@ def run(
     With --train, a step under naive, propagate and optimal, with the shares of reorders in forward, backward and
     parameters: fmtprop run torchvision.models:resnet18 --train --input 8x3x224x224
     """
-    options = {"dtype": dtype, "verify": verify, "tune": tune, "target": target, "special_values": special_values}
+    options = {
+        "dtype": dtype,
+        "weights": weights,
+        "verify": verify,
+        "tune": tune,
+        "target": target,
+        "special_values": special_values,
+    }
     policies = words(policy or ["naive,propagate,optimal" if train else "optimal"])
     given = _Given(model, inputs, shape, train, pin, policy is not None)
     comparison = _compare(given, policies, options, threads, repeats, report)
@@ -79,6 +89,7 @@ def report(
     ] = None,
     policy: Policies = None,
     dtype: Dtype = "f32",
+    weights: Weights = None,
     threads: Threads = None,
     verify: Verify = "on",
     tune: Tune = "auto",
@@ -97,7 +108,14 @@ def report(
     slowest steps, steps outside oneDNN, memory and compile time. Policy optimal has a certificate: the cost of its
     choice, a lower bound for any choice, and the cost of propagate's choice.
     """
-    options = {"dtype": dtype, "verify": verify, "tune": tune, "target": target, "special_values": special_values}
+    options = {
+        "dtype": dtype,
+        "weights": weights,
+        "verify": verify,
+        "tune": tune,
+        "target": target,
+        "special_values": special_values,
+    }
     policies = words(policy or ["plain,naive,propagate,optimal"])
     given = _Given(model, inputs, shape, train, pin, policy is not None)
     comparison = _compare(given, policies, options, threads, repeats, output)
@@ -121,7 +139,7 @@ class _Given:
 def _compare(
     asked: _Given,
     policies: Sequence[str],
-    given: Mapping[str, Any],
+    given: dict[str, Any],
     threads: int | None,
     repeats: int,
     destination: Path | None,
@@ -130,6 +148,7 @@ def _compare(
         from fmtprop.api import Options
         from fmtprop.bench.policies import compare_policies, measure_plan
         from fmtprop.compiling.options import KEPT, OPTIMAL
+        from fmtprop.compiling.stages import with_codes
         from fmtprop.report.files import check_destination
 
         with failing(USAGE):
@@ -144,6 +163,7 @@ def _compare(
             twice = sorted({name for name in policies if policies.count(name) > 1})
             if twice:
                 raise FmtpropError(f"policy {twice[0]!r} is given twice")
+            weights = given.pop("weights")
             special = given["special_values"] or (KEPT if asked.train else Options.special_values)
             pins = pairs_of("--pin", asked.pin)
             ways = [
@@ -154,7 +174,9 @@ def _compare(
             if asked.train:
                 from fmtprop.bench.training import compare_steps  # imports torch._dynamo: 1.5 s
 
+                no_weights_in_training(weights)
                 run = partial(compare_steps, module_maker(asked.model, asked.inputs, asked.shape))
             else:
-                run = partial(compare_policies, graph_of(asked.model, asked.inputs, asked.shape))
+                graph = graph_of(asked.model, asked.inputs, asked.shape)
+                run = partial(compare_policies, with_codes(graph, weights))
         return run(ways, threads=threads, repeats=repeats, progress=say)

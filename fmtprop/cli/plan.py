@@ -22,6 +22,7 @@ from fmtprop.cli.arguments import (
     Threads,
     Tune,
     Verify,
+    Weights,
     pairs_of,
 )
 from fmtprop.cli.console import USAGE, emit, failing, note, progress
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     from fmtprop.layout import MemoryDesc
 
 #: options with which a model is compiled, where nothing else is asked for
-_DEFAULTS = {"dtype": "f32", "verify": "on", "tune": "auto", "target": "onednn", "special_values": None}
+_DEFAULTS = {
+    "dtype": "f32", "weights": None, "verify": "on", "tune": "auto", "target": "onednn", "special_values": None,
+}  # fmt: skip
 
 plan = typer.Typer(no_args_is_help=True, help="Plan files of `fmtprop compile` and `net.save`.")
 
@@ -70,6 +73,7 @@ def compile_(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The plan file: .fmtplan.")],
     policy: Policy = "optimal",
     dtype: Dtype = "f32",
+    weights: Weights = None,
     threads: Threads = None,
     verify: Verify = "on",
     tune: Tune = "auto",
@@ -93,7 +97,7 @@ def compile_(
     ] = None,
     shape: Shapes = None,
     inputs: Inputs = None,
-    weights: Annotated[
+    weights_file: Annotated[
         list[Path] | None,
         typer.Option(
             "--weights-file",
@@ -118,15 +122,15 @@ def compile_(
             check_destination(output)
             graph = graph_of(model, inputs, shape, deferred=True)
             options = Options(
-                dtype=dtype, policy=policy, target=target, tune=tune, verify=verify, tune_budget=budget,
-                special_values=special_values or "fast", confirm=confirm, winograd=winograd,
+                dtype=dtype, weights=weights, policy=policy, target=target, tune=tune, verify=verify,
+                tune_budget=budget, special_values=special_values or "fast", confirm=confirm, winograd=winograd,
                 deterministic=deterministic, pin=pairs_of("--pin", pin), boundary=_boundary(graph, boundary),
             )  # fmt: skip
         use_threads(threads)
         say("compiling", 0, 2)
         net = compile_graph(graph, options, owned=True)
         say("writing", 1, 2)
-        net.save(output, weights)
+        net.save(output, weights_file)
     note(f"wrote {output}: {net!r}")
 
 

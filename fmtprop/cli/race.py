@@ -21,6 +21,8 @@ from fmtprop.cli.arguments import (
     Threads,
     Train,
     Tune,
+    Weights,
+    no_weights_in_training,
     words,
 )
 from fmtprop.cli.console import USAGE, emit, failing, finish, progress
@@ -45,6 +47,7 @@ def bench(
     ] = None,
     policy: Policy = "optimal",
     dtype: Dtype = "f32",
+    weights: Weights = None,
     tune: Tune = "auto",
     target: Target = "onednn",
     special_values: SpecialValues = None,
@@ -70,6 +73,7 @@ def bench(
         from fmtprop.bench.contenders import against, race
         from fmtprop.compiling.loading import read_plan
         from fmtprop.compiling.options import KEPT
+        from fmtprop.compiling.stages import with_codes
         from fmtprop.report.files import TABLES, check_destination
 
         with failing(USAGE):
@@ -78,7 +82,13 @@ def bench(
             special = special_values or (KEPT if train else Options.special_values)
             options = Options(dtype=dtype, policy=policy, target=target, tune=tune, special_values=special)
             if is_plan(model):
-                given = {"dtype": dtype, "tune": tune, "target": target, "special_values": special_values}
+                given = {
+                    "dtype": dtype,
+                    "weights": weights,
+                    "tune": tune,
+                    "target": target,
+                    "special_values": special_values,
+                }
                 check_no_options(model, given, policy=policy != "optimal", train=train, shape=shape, input=inputs)
                 file = read_plan(model)
                 options = file.options
@@ -87,10 +97,11 @@ def bench(
                 contenders[0] = replace(contenders[0], plan=model)
                 run = partial(race, file.plans[0].inside())
             elif not train:
-                run = partial(race, graph_of(model, inputs, shape))
+                run = partial(race, with_codes(graph_of(model, inputs, shape), weights))
             else:
                 from fmtprop.bench.training import check_contenders, race_steps  # imports torch._dynamo: 1.5 s
 
+                no_weights_in_training(weights)
                 make = module_maker(model, inputs, shape)
                 check_contenders(contenders)
                 run = partial(race_steps, make, dtype=dtype)

@@ -9,12 +9,14 @@ import warnings
 from dataclasses import replace
 
 from fmtprop import dnnl
+from fmtprop.compiling.options import Options
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.ir.aliasing import is_view
 from fmtprop.ir.footprint import weights_nbytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node, Value
+from fmtprop.ir.tensors import defer
 from fmtprop.ir.verify import Stage
 from fmtprop.layout import DataType
 from fmtprop.passes.base import Observer, Pass, Pipeline
@@ -24,6 +26,7 @@ from fmtprop.passes.precision.decode_weights import DecodeWeights
 from fmtprop.passes.precision.keep_scores import KeepScores
 from fmtprop.passes.precision.lower import LowerPrecision, WidenPrecision
 from fmtprop.passes.precision.mark_exact import MarkExact
+from fmtprop.passes.rewrites.fold_constants import FoldConstants
 from fmtprop.passes.rewrites.fuse_post_ops import FusePostOps
 from fmtprop.passes.rewrites.recognise_functions import RecogniseFunctions
 from fmtprop.system.collector import collect_young
@@ -67,6 +70,23 @@ def normalise(
         if observer is not None:
             observer(CompressWeights.name, normal)
     return DecodeWeights(target, DataType(real)).run(_lowered(normal, real, observer)), real
+
+
+def with_codes(graph: Graph, weights: str | None) -> Graph:
+    """Return an imported graph whose large weights are codes: whoever runs it computes with the same numbers.
+
+    Parameters
+    ----------
+    weights : {None, "int8", "int4"}
+        See :func:`fmtprop.compile`.
+
+    Raises
+    ------
+    OptionError
+        There are no such codes.
+    """
+    weights = Options(weights=weights).weights
+    return graph if weights is None else CompressWeights(BITS[weights]).run(FoldConstants().run(defer(graph)))
 
 
 def _lowered(graph: Graph, dtype: str, observer: Observer | None) -> Graph:

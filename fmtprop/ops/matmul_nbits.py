@@ -125,7 +125,8 @@ def _check_codes(attrs: MatMulNBits, types: Mapping[str, TensorType], depth: int
 
 def row_blocks(rows: int, depth: int) -> Iterator[slice]:
     """Yield slices of a matrix's rows, so that what is computed of one of them lies in cache."""
-    step = max(1, _BLOCK_SIZE // max(1, depth))
+    # a trace has one block: it would have the steps of each
+    step = max(1, rows if torch.compiler.is_compiling() else _BLOCK_SIZE // max(1, depth))
     for first in range(0, rows, step):
         yield slice(first, first + step)
 

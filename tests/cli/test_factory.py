@@ -18,6 +18,9 @@ def net():
 def with_inputs():
     return nn.Embedding(11, 4), (torch.tensor([[1, 10]]),)
 
+def mlp():
+    return nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 64)), (torch.ones(2, 256),)
+
 number = 3
 """
 
@@ -47,6 +50,27 @@ def test_every_command_takes_a_factory(capsys, words):
     command, *options = words
     code, out, err = fmtprop(capsys, command, *options, "nets.py:net", "--input", "1x3x12x12")
     assert code == 0 and out + err, err
+
+
+@pytest.mark.parametrize("words", [("run", "-n", 1), ("report", "-n", 1), ("bench", "--rounds", 1)])
+def test_weights_are_codes_for_all(capsys, words):
+    command, *options = words
+    code, out, err = fmtprop(capsys, command, *options, "--weights", "int4", "--tune", "model", "nets.py:mlp", "--json")
+    assert code == 0, err
+    if command != "bench":
+        assert "nbits" in out
+
+
+def test_weights_are_for_inference(capsys):
+    for command in ("run", "bench"):
+        code, _, err = fmtprop(capsys, command, "--weights", "int8", "--train", "nets.py:mlp")
+        assert code == 2 and "--weights is for inference: leave it out with --train" in err
+
+
+def test_a_plan_with_codes(capsys, tmp_path):
+    plan = tmp_path / "mlp.fmtplan"
+    assert fmtprop(capsys, "compile", "--weights", "int4", "--tune", "model", "nets.py:mlp", "-o", plan).code == 0
+    assert plan.stat().st_size < 256 * 256 and fmtprop(capsys, "run", plan, "-n", 1).code == 0
 
 
 def test_a_package_and_inputs_of_the_factory(capsys):

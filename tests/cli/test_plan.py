@@ -54,6 +54,8 @@ def test_plan_show_and_diff(plan, capsys, tmp_path):
         (("run", "PLAN", "-p", "plain"), "is a plan, compiled with its own options: leave out --policy"),
         (("report", "PLAN", "-d", "bf16"), "leave out --dtype"),
         (("bench", "PLAN", "--tune", "model"), "leave out --tune"),
+        (("run", "PLAN", "--weights", "int4"), "leave out --weights"),
+        (("compile", "residual", "-o", "NEW", "--weights", "int3"), "must be one of None, 'int8', 'int4'. Got 'int3'"),
         (("compile", "residual", "-o", "TEXT"), "there is another file of that name"),
         (("compile", "residual", "-o", "NEW", "--pin", "conv"), "must be a name, = and a tag"),
         (("compile", "residual", "-o", "NEW", "--boundary", "zzz=acdb"), "--boundary names 'zzz'"),
