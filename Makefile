@@ -112,6 +112,17 @@ sweep: $(VENV)/.pytorchcv $(VENV)/.installed-models ## Compile, compare and time
 	-$(BIN)/python -m benchmarks.sweep --minutes $(MINUTES)
 	$(BIN)/python -m benchmarks.sweep --table $(REPORTS)/sweep-$$(git rev-parse --short HEAD)*.jsonl
 
+# timm imports torchvision for functions that no network of the lists needs: both come without their dependencies.
+$(VENV)/.suites: $(VENV)/.installed-models $(VENV)/.installed-bench
+	$(BIN)/python -m pip install --constraint $(PINS) --no-deps timm 'torchvision<0.29'
+	touch $@
+
+.PHONY: suites
+suites: $(VENV)/.suites ## PyTorch's three lists for CPUs: right or not, time over eager and Inductor; goes on where it ended
+	-$(BIN)/python -m benchmarks.suites --mode inference training --dtype f32 bf16 --batch one list --threads 1 2 \
+	  --results $(REPORTS)/suites.jsonl --minutes $(MINUTES)
+	$(BIN)/python -m benchmarks.suites --table --results $(REPORTS)/suites.jsonl
+
 .PHONY: onnx
 onnx: $(VENV)/.pytorchcv $(VENV)/.installed-models $(VENV)/.installed-bench ## Compare ONNX files of many exporters with ONNX Runtime, in one run
 	$(BIN)/python -m benchmarks.onnx_sources $(REPORTS)/onnx

@@ -50,7 +50,7 @@ def check_shapes(program: Program, seed: int) -> str | None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                run = door(model, calls[0], axis, size, replan)
+                run = door(model, calls, axis, size, replan)
                 wrong = run and _first_wrong(model, run, calls)
         except Exception as error:
             return f"{door.__name__}: {type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}"
@@ -115,9 +115,9 @@ def _dims(inputs: Inputs, axis: int, size: int) -> tuple[dict[int, Any], ...]:
 # ---------------------------------------------------------------- doors
 
 
-def _exported(model: Model, first: Inputs, axis: int, size: int, replan: str) -> Callable[..., Any] | None:
-    dims = _dims(first, axis, size)
-    if _exported_by_torch(model, first, dims) is None:
+def _exported(model: Model, calls: Sequence[Inputs], axis: int, size: int, replan: str) -> Callable[..., Any] | None:
+    first, dims = calls[0], _dims(calls[0], axis, size)
+    if _exported_by_torch(model, calls[1], dims) is None:  # of a size of 1, torch.export makes a fixed one
         return None
     options = {"deterministic": True, "replan": replan}
     try:
@@ -153,12 +153,13 @@ def _compare_costs(net: Any, model: Model, inputs: Sequence[torch.Tensor]) -> No
 
 def _exported_by_torch(model: Model, first: Inputs, dims: Any) -> Any:
     try:
-        return torch.export.export(model, tuple(first), dynamic_shapes={"inputs": dims})
+        with torch.no_grad():  # calls with parameters as running statistics have no gradient
+            return torch.export.export(model, tuple(first), dynamic_shapes={"inputs": dims})
     except Exception:  # a size that the program's calls fix
         return None
 
 
-def _captured(model: Model, first: Inputs, axis: int, size: int, replan: str) -> Callable[..., Any]:
+def _captured(model: Model, calls: Sequence[Inputs], axis: int, size: int, replan: str) -> Callable[..., Any]:
     fuzz.CHOSEN.update(["shapes, torch.compile"])
     options = {"deterministic": True, "replan": replan}
     run = torch.compile(model, backend="fmtprop", dynamic=True, options=options)
@@ -170,10 +171,10 @@ def _captured(model: Model, first: Inputs, axis: int, size: int, replan: str) ->
     return without_gradients
 
 
-def _file(model: Model, first: Inputs, axis: int, size: int, replan: str) -> Callable[..., Any] | None:
+def _file(model: Model, calls: Sequence[Inputs], axis: int, size: int, replan: str) -> Callable[..., Any] | None:
     written = io.BytesIO()
-    dims = _dims(first, axis, size)
-    program = _exported_by_torch(model, first, dims)
+    first = calls[0]
+    program = _exported_by_torch(model, calls[1], _dims(first, axis, size))
     if program is None:
         return None
     try:
