@@ -4,7 +4,7 @@
 (per channel, sources in u8 or, with ``--signed``, s8), or takes a given ``.onnx`` file. Outputs are compared first with
 the file's meaning: ONNX Runtime without its optimiser. A quantized network amplifies a rounding that differs by a step,
 so the error that counts is that of all numbers together, and ONNX Runtime's own optimiser has one, too: at most twice
-its error, or 2 %. ``fmtprop-f32`` is the same file with all nodes kept in f32 (``keep_float=["*"]``).
+its error, or 2 %. ``fmtprop-f32`` is the same file without roundings (``keep_float=["*"]``), compared with PyTorch.
 """
 
 from __future__ import annotations
@@ -143,8 +143,11 @@ def _race(path: Path, inputs: list[torch.Tensor], given: argparse.Namespace) -> 
     limit = max(_ERROR, _TIMES_ITS_ERROR * _error(_expected(path, inputs, optimised=True), expected))
     ours = Options(dtype=given.dtype, tune=given.tune)
     options = {name: replace(ours, keep_float=["*"]) if name == FLOAT else ours for name in given.entrants}
-    common = (path, inputs, expected)
-    prepares = {name: partial(_within, given.threads, name, *common, limit, one) for name, one in options.items()}
+    floats = compile_graph(load(path), Options(target="mkldnn", keep_float=["*"]))(*inputs)
+    wanted = {name: (tensors_of(floats), _ERROR) if name == FLOAT else (expected, limit) for name in options}
+    prepares = {
+        name: partial(_within, given.threads, name, path, inputs, *wanted[name], one) for name, one in options.items()
+    }
     return interleave_processes(
         prepares,
         reference=OURS,

@@ -153,8 +153,10 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         weights, so it is faster by the bytes that are saved. Products of up to 16 rows decode in registers; for more
         rows, one matrix after another is decoded in each run.
     keep_float : sequence of str
-        Nodes of a quantized model that compute in floats: names or origins as ``fmtprop show`` and the report print
-        them, with ``*`` for any text; ``["*"]`` for all.
+        Nodes of a quantized model that the quantizer should have left out: names or origins as ``fmtprop show`` and
+        the report print them, with ``*`` for any text. They read numbers that are not rounded, but limited to the same
+        range, and so compute in floats. With ``["*"]`` no node reads rounded numbers. Weights stay as the model has
+        them.
     replan : {"now", "background", "never"}
         With ``dynamic_shapes``: what happens at a shape that has more than eight times as many elements as every
         planned one, or fewer than an eighth. ``"now"`` plans it as any model before its first call returns.

@@ -17,12 +17,11 @@ from fmtprop.compiling.options import Options
 from fmtprop.compiling.planned import ATTEMPTS, Planned
 from fmtprop.compiling.selection import Selection
 from fmtprop.compiling.stages import check_memory, make_room, normalise
-from fmtprop.errors import OptionError, PlanError
+from fmtprop.errors import PlanError
 from fmtprop.ir.footprint import weights_nbytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.tensors import defer
 from fmtprop.passes.base import Observer
-from fmtprop.passes.target import is_named
 from fmtprop.planfile.rebuild import is_built
 from fmtprop.runtime import Plan
 from fmtprop.runtime.build import Draft
@@ -33,9 +32,6 @@ from fmtprop.store import key_of
 
 #: formatted nodes for each imported one, and for each distinct implementation: guesses until formats are chosen
 _FORMATTED_NODES, _NODES_OF_A_KIND = 2, 30
-
-#: nodes that an error lists
-_NAMED = 8
 
 #: a stage that ended -> the name of the next one, as users see it
 _NEXT = {
@@ -152,9 +148,9 @@ class Compilation(Planned):
             target=self._target,
             special_values=options.special_values,
             weights=options.weights,
+            keep_float=tuple(options.keep_float),
             like=None if self._sibling is None else self._sibling.graph,
         )
-        _check_kept(self.normal, tuple(options.keep_float))
         if self.owned:  # of folded weights, only the results are kept
             self.imported.constants.clear()
             make_room(self.normal)
@@ -242,21 +238,3 @@ class Compilation(Planned):
             for target in (self._target, self._fallback):
                 target.reject(mismatch.node)
         self._selection.readers = [mismatch.reader for mismatch in wrong if mismatch.reader is not None]
-
-
-def _check_kept(graph: Graph, patterns: tuple[str, ...]) -> None:
-    """Check that each pattern of `keep_float` is of a node that could compute in bytes.
-
-    Raises
-    ------
-    OptionError
-        One is of none.
-    """
-    nodes = [node for node in graph.nodes() if node.grids and node.op != "constant"] if patterns else []
-    for pattern in patterns:
-        if not any(is_named(node, [pattern]) for node in nodes):
-            known = ", ".join(node.name for node in nodes[:_NAMED]) + (", …" if len(nodes) > _NAMED else "")
-            raise OptionError(
-                f"keep_float has {pattern!r}, but no quantized node of {graph.name} has such a name or origin; "
-                f"quantized nodes: {known or 'none'}"
-            )

@@ -151,7 +151,7 @@ class PlanFile:
         if self.several is None:
             graph, options = self.plans[0].inside(), self.options
             pins = {name: desc for name, desc in options.pin.items() if name.rpartition(".")[0] in graph}
-            return compile_graph(graph, replace(options, pin=pins), owned=True)
+            return compile_graph(graph, replace(options, pin=pins, keep_float=()), owned=True)
         net = self._dynamic([])
         for plan in self.plans:
             net.plan_flat(examples_of(plan.formatted))

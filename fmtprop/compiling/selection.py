@@ -216,14 +216,14 @@ class Selection:
 
     def _like(self, other: Entrant) -> Entrant | None:
         self._costs = self._costs or self._new_costs()
-        setting = setting_for(self._target, self._options.boundary, self._fallback, tuple(self._options.keep_float))
+        setting = setting_for(self._target, self._options.boundary, self._fallback)
         return like_another_shape(self._normal, other, setting, self._costs)
 
     def rivals(self) -> Entrants:
         """Return the entrants; readers without any right packing get other implementations."""
         if self._options.policy == OPTIMAL:
             self._costs = self._costs or self._new_costs()
-        setting = setting_for(self._target, self._options.boundary, self._fallback, tuple(self._options.keep_float))
+        setting = setting_for(self._target, self._options.boundary, self._fallback)
         model = self._normal, setting, self._costs, self._options, self._attempts, self._budget
         rivals, failed = Entrants(*model), self._attempts.failed
         rivals.get(rivals.ladder[0])

@@ -23,9 +23,11 @@ from fmtprop.passes.base import Observer, Pass, Pipeline
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.precision.compress_weights import BITS, CompressWeights
 from fmtprop.passes.precision.decode_weights import DecodeWeights
+from fmtprop.passes.precision.keep_float import KeepFloat
 from fmtprop.passes.precision.keep_scores import KeepScores
 from fmtprop.passes.precision.lower import LowerPrecision, WidenPrecision
 from fmtprop.passes.precision.mark_exact import MarkExact
+from fmtprop.passes.precision.pair_quantization import PairQuantization
 from fmtprop.passes.rewrites.fold_constants import FoldConstants
 from fmtprop.passes.rewrites.fuse_post_ops import FusePostOps
 from fmtprop.passes.rewrites.recognise_functions import RecogniseFunctions
@@ -46,12 +48,15 @@ def normalise(
     target: Provider | None = None,
     special_values: str = "fast",
     weights: str | None = None,
+    keep_float: tuple[str, ...] = (),
     like: Graph | None = None,
 ) -> tuple[Graph, str]:
     """Bring an imported graph to normal form.
 
     Parameters
     ----------
+    keep_float : tuple of str
+        Patterns of the nodes that read numbers without their roundings.
     like : Graph, optional
         The formatted graph of another shape of the model.
 
@@ -61,10 +66,14 @@ def normalise(
         A pass failed, or its result breaks a rule.
     UnsupportedOpError
         The target has no f16 on this CPU.
+    OptionError
+        A pattern of `keep_float` is of no quantized node.
     """
     target = target or OneDnnTarget()
     real = _computed_in(target, dtype)
-    normal = Pipeline(_passes(target, special_values, like), Stage.NORMAL, like is not None).run(graph, observer)
+    normal = Pipeline(_passes(target, special_values, keep_float, like), Stage.NORMAL, like is not None).run(
+        graph, observer
+    )
     if weights is not None:
         normal = CompressWeights(BITS[weights]).run(normal)
         if observer is not None:
@@ -124,13 +133,16 @@ def _missing(target: Provider, dtype: str) -> str:
     return f"target {target.name} has no {dtype} on this CPU ({target.describe()['isa']})"
 
 
-def _passes(target: Provider, special_values: str, like: Graph | None) -> tuple[Pass, ...]:
+def _passes(target: Provider, special_values: str, keep_float: tuple[str, ...], like: Graph | None) -> tuple[Pass, ...]:
     """Return the passes; two of them ask the target."""
     passes = [_asking(one, target, like) for one in NORMALISE]
     if special_values != "fast":
         # a function and its decomposed forms treat infinities differently
         passes = [one for one in passes if not isinstance(one, RecogniseFunctions)]
         passes = [MarkExact(everything=True) if isinstance(one, MarkExact) else one for one in passes]
+    if keep_float:
+        place = next(place for place, one in enumerate(passes) if isinstance(one, PairQuantization))
+        passes.insert(place + 1, KeepFloat(keep_float))
     return tuple(passes)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
-from fmtprop.errors import FmtpropError, PassError
+from fmtprop.errors import FmtpropError, OptionError, PassError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.ir.verify import Stage, verify
@@ -88,6 +88,8 @@ class Pipeline:
         ------
         PassError
             A pass failed, or its result breaks a rule; the message names it and the passes before it.
+        OptionError
+            The caller's option fits no node.
         """
         if self.is_known and self.passes:
             try:
@@ -105,6 +107,8 @@ class Pipeline:
                 elif not result.is_copy_of(graph):  # which was verified
                     verify(result, Stage.IMPORTED)
                 graph = result
+            except OptionError:
+                raise
             except FmtpropError as error:
                 before = f"after {', '.join(done)}" if done else "the first pass"
                 raise PassError(f"pass {step.name} ({before}): {error}") from error

@@ -114,8 +114,6 @@ class Setting:
         Whether several nodes may run in place of one.
     in_bytes : bool
         Whether the target computes with bytes that stand for real numbers.
-    keep_float : tuple of str
-        Patterns of names (or origins) of nodes that compute with real numbers nevertheless.
     """
 
     target: Target
@@ -125,11 +123,10 @@ class Setting:
     competing: bool = True
     expanding: bool = True
     in_bytes: bool = False
-    keep_float: tuple[str, ...] = ()
 
     def allows_bytes(self, node: Node) -> bool:
         """Return whether a node may read and write bytes of grids."""
-        return self.in_bytes and bool(node.grids) and not is_named(node, self.keep_float)
+        return self.in_bytes and bool(node.grids)
 
 
 def is_named(node: Node, patterns: Iterable[str]) -> bool:

@@ -111,7 +111,7 @@ class Rivals:
         self._formatted = net.graph
         self.normal = without_formats(net.graph)
         target = provider(net.options.target)()
-        setting = setting_for(target, net.options.boundary, keep_float=tuple(net.options.keep_float))
+        setting = setting_for(target, net.options.boundary)
         self.costs = _costs(net, self.normal, target)
         pins = resolve_pins(
             self.normal, {p: d for p, d in net.options.pin.items() if p.rpartition(".")[0] in self.normal}

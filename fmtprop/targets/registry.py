@@ -45,13 +45,8 @@ def provider(name: str) -> type[Provider]:
     return _TARGETS[name]
 
 
-def setting_for(
-    target: Provider,
-    boundary: Mapping[str, MemoryDesc],
-    fallback: Provider | None = None,
-    keep_float: tuple[str, ...] = (),
-) -> Setting:
+def setting_for(target: Provider, boundary: Mapping[str, MemoryDesc], fallback: Provider | None = None) -> Setting:
     """Return the setting of a graph that a target executes, with PyTorch's operators as the fallback."""
     formats = {name: target.at_boundary(desc) for name, desc in boundary.items()}
     how = target.in_place, target.competing, target.expanding, target.has_bytes
-    return Setting(target, fallback or ReferenceTarget(), formats, *how, keep_float)
+    return Setting(target, fallback or ReferenceTarget(), formats, *how)

@@ -113,8 +113,8 @@ def test_a_plan_with_a_table_means_the_graph():
     assert torch.equal(net(x), evaluate(graph, {"x": x})[0])
 
 
-@pytest.mark.parametrize("kept", [(), ("*",)], ids=["free", "floats"])
-def test_plans_of_a_function_and_of_a_sum_behind_it(kept):
+@pytest.mark.parametrize("policy", ["optimal", "plain"])
+def test_plans_of_a_function_and_of_a_sum_behind_it(policy):
     graph = swish(117)
     whole = Graph("both")
     x = whole.input("x", TensorType(DIMS))
@@ -125,5 +125,5 @@ def test_plans_of_a_function_and_of_a_sum_behind_it(kept):
     whole.output(emit(whole, "fake_quantize", {"src": total}, FakeQuantize(0.04, -7, 248)))
     numbers = torch.randn(DIMS, generator=torch.Generator().manual_seed(0)) * 5
     for one in (graph, whole):
-        net = fp.compile(one, confirm=False, keep_float=kept)
+        net = fp.compile(one, confirm=False, policy=policy)
         assert torch.equal(net(numbers), evaluate(one, {"x": numbers})[0])

@@ -135,8 +135,7 @@ class _Enumerator:
 
     def _kind(self, node: Node, inputs: Mapping[str, Value]) -> tuple[object, ...]:
         """Return all that a node's ways depend on."""
-        is_kept = bool(node.grids) and not self.setting.allows_bytes(node)
-        own = node.name if node.is_boundary or self._pins_of(node) or is_kept else ""
+        own = node.name if node.is_boundary or self._pins_of(node) else ""
         tail = tuple((post_op.op, post_op.attrs, post_op.operands) for post_op in node.post_ops)
         formats = (self.found.formats.get(value) for value in inputs.values())
         read = tuple(None if some is None else tuple(some) for some in formats)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from fmtprop.errors import PassError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
+from fmtprop.ir.ports import sources
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.assignment.assign import AssignFormats, Assignment, Placed
 from fmtprop.passes.assignment.formats import describe
@@ -136,10 +137,12 @@ def _why_no_bytes(way: Way, offered: list[Candidate], spec: AssignFormats) -> st
     """Return why a node of a quantized model computes with real numbers; nothing for any other node."""
     node, candidate = way.node, way.candidate
     is_quantized = bool(node.grids.keys() & candidate.operands.keys())
-    if not is_quantized or candidate.target == "view" or _reads_bytes(candidate):
+    if node.is_boundary or not is_quantized or candidate.target == "view" or _reads_bytes(candidate):
         return ""
-    if not spec.setting.allows_bytes(node):
-        return "; stays in floats: keep_float names it"
+    if not spec.setting.in_bytes:
+        return "; stays in floats: this target computes nothing in bytes"
+    if not node.grids.keys() & set(sources(node, candidate.operands)):
+        return "; stays in floats: it reads numbers that are not rounded"
     in_bytes = [other.cost for other in offered if _reads_bytes(other)]
     if not in_bytes:
         return "; stays in floats: no implementation here computes with its bytes"
