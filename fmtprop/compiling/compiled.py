@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from fmtprop.compiling.saveable import Saveable
 from fmtprop.compiling.serving import Serving
 from fmtprop.errors import InputError
 from fmtprop.ir.graph import Graph
+from fmtprop.ir.ports import result_names
 from fmtprop.ir.structure import argument_names, flatten_arguments, parsed, restructure
 from fmtprop.runtime import Executor, Plan
 from fmtprop.runtime.benchmark import BenchmarkResult, time_runs
@@ -25,7 +26,11 @@ from fmtprop.system.limits import MAX_RUNS, MAX_THREADS
 if TYPE_CHECKING:
     from fmtprop.compiling.planned import Planned
     from fmtprop.compiling.saving import Saved
+    from fmtprop.ir.node import Node
     from fmtprop.report import Report
+    from fmtprop.report.accuracy import LayerErrors
+    from fmtprop.runtime.plan import Step
+    from fmtprop.targets.bound import Place
 
 #: runs before those that count, and those that do, where nothing else is asked for
 _WARMUP, _REPEATS = 3, 10
@@ -309,6 +314,80 @@ class CompiledModel(Serving, Saveable):
         spans = self._executor.timeline(self._inputs(args, kwargs))
         epoch = time() - perf_counter()
         return [(epoch + start, seconds) for start, seconds in spans]
+
+    def watch(self, see: Callable[[Node, Callable[[], torch.Tensor | None]], None], *args: Any, **kwargs: Any) -> Any:
+        """Run once, step by step, and show the numbers of each step.
+
+        Parameters
+        ----------
+        see : callable
+            Called after each step with its node, and with a function that returns a copy of its first result: f32 and
+            row-major, whatever its format; numbers for which bytes stand; None for bytes that only the library reads.
+        *args, **kwargs
+            Inputs; random ones when none are given.
+
+        Returns
+        -------
+        list of torch.Tensor
+            The graph's outputs.
+
+        Raises
+        ------
+        InputError
+            An input does not fit.
+
+        Examples
+        --------
+        >>> import torch, fmtprop as fp
+        >>> net = fp.compile(torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Softmax(-1)), torch.ones(2, 8))
+        >>> results = net.watch(lambda node, read: print(node.op, tuple(read().shape)), torch.ones(2, 8))
+        inner_product (2, 4)
+        softmax (2, 4)
+        """
+        from fmtprop.runtime.reading import numbers_at
+
+        def shown(step: Step, place: Place) -> None:
+            see(step.node, lambda: numbers_at(place, step.node.grids.get(result_names(step.node)[0])))
+
+        return self._executor.watch(self._inputs(args, kwargs), shown)
+
+    def compare(self, other: Any, data: Iterable[Any]) -> LayerErrors:
+        """Return the error of each layer against another model, such as that of an int8 plan against a float one.
+
+        Parameters
+        ----------
+        other : CompiledModel or callable
+            A compiled model: layers that both have are compared, too. Anything else that takes the same arguments,
+            such as the original module: only the results are compared.
+        data : iterable
+            Inputs: each a tensor, a tuple of arguments or a mapping of named ones, as one call takes them.
+
+        Returns
+        -------
+        LayerErrors
+            Print it, or see its ``layers``, ``worst`` and ``results``; ``to_json(path)``.
+
+        Raises
+        ------
+        InputError
+            There are no inputs, one does not fit, or the other's results differ in number or shape.
+
+        Notes
+        -----
+        Layers are the same if they are in the same place of the model (``origin``: a module's path and line, or the
+        name of an ONNX node). The error of a layer is that of its operands and its own.
+
+        Examples
+        --------
+        >>> import torch, fmtprop as fp
+        >>> model, x = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Softmax(-1)), torch.ones(2, 8)
+        >>> errors = fp.compile(model, x).compare(fp.compile(model, x, policy="plain"), [x])
+        >>> [layer.op for layer in errors.layers], errors.results[0].max_error < 1e-6
+        (['inner_product', 'softmax'], True)
+        """
+        from fmtprop.report.accuracy import compare
+
+        return compare(self, other, data)
 
     def random_inputs(self, seed: int = 0) -> list[torch.Tensor]:
         """Return seeded random inputs that fit the model: normal for floats, 0 or 1 for integers and booleans."""

@@ -78,9 +78,8 @@ def _compile_graph(graph: Graph, options: Options, owned: bool, shapes: Shapes |
 def _better(present: Planned, options: Options, shapes: Shapes | None, stage: Callable[[str], None]) -> Planned:
     """Return the compilation with choices of its own of a model that has a plan: that plan has its numbers."""
     graph = graph_inside(present.formatted, present.weights)
-    return compile_graph(
-        graph, replace(options, stage=stage, replan="now", keep_float=()), owned=True, shapes=shapes
-    ).compilation
+    options = replace(options, stage=stage, replan="now", keep_float=())  # its roundings are gone already
+    return compile_graph(graph, options, owned=True, shapes=shapes).compilation
 
 
 def _executable(options: Options) -> Options:

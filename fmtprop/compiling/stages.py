@@ -71,9 +71,8 @@ def normalise(
     """
     target = target or OneDnnTarget()
     real = _computed_in(target, dtype)
-    normal = Pipeline(_passes(target, special_values, keep_float, like), Stage.NORMAL, like is not None).run(
-        graph, observer
-    )
+    passes = _passes(target, special_values, keep_float, like)
+    normal = Pipeline(passes, Stage.NORMAL, like is not None).run(graph, observer)
     if weights is not None:
         normal = CompressWeights(BITS[weights]).run(normal)
         if observer is not None:

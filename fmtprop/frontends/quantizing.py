@@ -81,8 +81,12 @@ def quantize(
         warnings.simplefilter("ignore")
         done = 0
         try:  # the module's own code runs: it raises anything
-            exported = torch.export.export(module, data[0], dynamic_shapes=dynamic_shapes).module()
-            observed = prepare_pt2e(exported, quantizer)
+            try:  # without TorchDynamo, calls of one module are one layer for the quantizer, which may refuse it
+                exported = torch.export.export(module, data[0], dynamic_shapes=dynamic_shapes, strict=True)
+                observed = prepare_pt2e(exported.module(), quantizer)
+            except Exception:
+                exported = torch.export.export(module, data[0], dynamic_shapes=dynamic_shapes)
+                observed = prepare_pt2e(exported.module(), quantizer)
             for one in data:
                 observed(*one)
                 done += 1

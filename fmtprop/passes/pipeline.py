@@ -29,6 +29,7 @@ from fmtprop.passes.rewrites.recognise_functions import RecogniseFunctions
 from fmtprop.passes.rewrites.recognise_lrn import RecogniseLrn
 from fmtprop.passes.rewrites.recognise_rms_norm import RecogniseRmsNorm
 from fmtprop.passes.rewrites.recognise_rotary import RecogniseRotary
+from fmtprop.passes.rewrites.release_sums import ReleaseSums
 from fmtprop.passes.rewrites.remove_identities import RemoveIdentities
 from fmtprop.passes.training.batch_statistics import ReadVariance
 from fmtprop.passes.training.join_additions import JoinAdditions
@@ -85,6 +86,8 @@ NORMALISE: tuple[Pass, ...] = (
     FusePostOps(),
     # late, since post-ops are a part of the scores
     KeepScores(),
-    # last: a rounding may be a post-op
+    # a rounding may be a post-op
     MarkGrids(),
+    # last, since grids tell which sums are none of bytes
+    ReleaseSums(),
 )

@@ -94,12 +94,17 @@ def notebook(report: Report) -> str:
         (row.name, row.src, row.dst, f"{row.seconds * 1e6:.0f} us", row.cause, row.counterfactual.verdict)
         for row in rows
     ]
-    table = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in line)}</tr>" for line in cells)
-    titles = "".join(f"<th>{title}</th>" for title in head)
-    said = "".join(f"<p>{_text(sentence)}</p>" for sentence in report.verdict)
     caption = f"{report.model}, policy {report.policy}, {report.precision}: {report.seconds * 1e3:.3f} ms a run"
+    return fragment(caption, report.verdict, head, cells)
+
+
+def fragment(caption: str, said: Sequence[str], head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a caption, sentences and a table as a fragment of HTML, without style or script."""
+    table = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    titles = "".join(f"<th>{_text(title)}</th>" for title in head)
+    sentences = "".join(f"<p>{_text(sentence)}</p>" for sentence in said)
     body = f"<table><thead><tr>{titles}</tr></thead><tbody>{table}</tbody></table>" if rows else ""
-    return f"<div><p><strong>{_text(caption)}</strong></p>{said}{body}</div>"
+    return f"<div><p><strong>{_text(caption)}</strong></p>{sentences}{body}</div>"
 
 
 def _text(value: str) -> str:

@@ -129,6 +129,14 @@ def op_with_tail(node: Node) -> str:
     return "+".join(names)
 
 
+def computes_in(node: Node) -> str:
+    """Return the data type of the first source that a formatted node reads; of its result if it reads none."""
+    read = node.choice.operands if node.choice is not None else {}
+    for desc in (*read.values(), *node.descs):
+        return str(desc.dtype)
+    return ""
+
+
 def places(graph: Graph, nodes: Mapping[str, Node]) -> dict[str, tuple[float, float]]:
     """Return each node's place. Layers follow each other downwards; the next column begins after a full one."""
     layers: list[list[str]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING
 
@@ -209,6 +210,17 @@ def _fallbacks(report: Report) -> Table:
     for row in report.fallbacks:
         _add_row(table, row.name, row.op, _time(row.seconds), row.reason, row.origin)
     return table
+
+
+def table_text(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return one table as text; cells that begin with a digit are figures."""
+    table, cells = Table(title=printable(title)), list(rows)
+    for index, column in enumerate(head):
+        is_figure = any(row[index][:1].isdigit() for row in cells)
+        table.add_column(column, justify="right" if is_figure else "left", overflow="fold")
+    for row in cells:
+        _add_row(table, *row)
+    return render(table)
 
 
 # ---------------------------------------------------------------- words

@@ -186,17 +186,22 @@ class Context:
             end = max(end, stop)
 
     def profile(
-        self, inputs: Sequence[torch.Tensor], limit: float = inf
+        self, inputs: Sequence[torch.Tensor], limit: float = inf, see: Callable[[Step, Place], None] | None = None
     ) -> tuple[list[torch.Tensor], list[tuple[float, float]]]:
         """Execute like :meth:`run`, step by step; return the results, and when each step began and its seconds.
 
         After the limit, in seconds, no step begins, and there are no results.
+
+        Parameters
+        ----------
+        see : callable, optional
+            Called after each step with the place of its first result.
         """
         self._bind(self._inputs, inputs, self._outputs)
         spans: list[tuple[float, float]] = []
         end = perf_counter() + limit
         with as_planned():
-            for bound in self._bounds:
+            for step, bound in zip(self.plan.steps, self._bounds, strict=True):
                 start = perf_counter()
                 if start > end:
                     self.clear()
@@ -209,6 +214,8 @@ class Context:
                         if status:
                             self.fail(call, status)
                 spans.append((start, perf_counter() - start))
+                if see is not None and step.results:
+                    see(step, self._place(step.results[0]))
         results = self._results(self._outputs)
         self.clear()
         return results, spans

@@ -13,10 +13,10 @@ from fmtprop import dnnl
 from fmtprop.errors import FmtpropError, InputError
 from fmtprop.runtime.boundary import Boundary
 from fmtprop.runtime.context import Context
-from fmtprop.runtime.plan import Plan
+from fmtprop.runtime.plan import Plan, Step
 from fmtprop.runtime.threads import current_threads, running_with
 from fmtprop.system.locks import ProcessLock
-from fmtprop.targets.bound import OutsideError, of_both
+from fmtprop.targets.bound import OutsideError, Place, of_both
 
 
 class Executor:
@@ -119,6 +119,10 @@ class Executor:
         """Execute the plan once, step by step; return when each step began, by ``perf_counter``, and its seconds."""
         return self._stepwise(inputs, inf)[1]
 
+    def watch(self, inputs: Sequence[object], see: Callable[[Step, Place], None]) -> list[torch.Tensor]:
+        """Execute the plan once, step by step; call a function after each with the place of its first result."""
+        return self._stepwise(inputs, inf, see)[0]
+
     def prepare(self, threads: int) -> Plan:
         """Return the plan for a number of threads; it is made on the first request.
 
@@ -159,17 +163,19 @@ class Executor:
         runner.free.append(context)
         return results
 
-    def _stepwise(self, inputs: Sequence[object], limit: float) -> tuple[list[torch.Tensor], list[tuple[float, float]]]:
+    def _stepwise(
+        self, inputs: Sequence[object], limit: float, see: Callable[[Step, Place], None] | None = None
+    ) -> tuple[list[torch.Tensor], list[tuple[float, float]]]:
         tensors = self._boundary.read(inputs)
-        return dnnl.after_fork(partial(self._profile, tensors, current_threads(), limit))
+        return dnnl.after_fork(partial(self._profile, tensors, current_threads(), limit, see))
 
     def _profile(
-        self, tensors: Sequence[torch.Tensor], threads: int, limit: float
+        self, tensors: Sequence[torch.Tensor], threads: int, limit: float, see: Callable[[Step, Place], None] | None
     ) -> tuple[list[torch.Tensor], list[tuple[float, float]]]:
         runner = self._runner(threads)
         context = runner.take()
         with running_with(runner.plan.threads):
-            outcome = context.profile(tensors, limit)
+            outcome = context.profile(tensors, limit, see)
         runner.free.append(context)
         return outcome
 

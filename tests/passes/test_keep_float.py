@@ -50,8 +50,16 @@ def test_a_named_node_reads_numbers_of_the_same_range_without_rounding(view, pat
 def test_a_node_that_passes_numbers_on_is_none_that_is_quantized():
     graph = behind(VIEWS["a maximum"])
     assert [node.name for node in quantized_nodes(graph)] == ["one", "other"]
-    with pytest.raises(OptionError, match="keep_float has 'max_1', but no quantized node of two .*: one, other$"):
+    with pytest.raises(OptionError, match=r"keep_float has 'max_1', but no quantized node of two .*: one, other$"):
         KeepFloat(("max_1",)).run(graph)
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_names_stay_where_no_other_node_reads_the_rounding(view):
+    graph = behind(view)
+    kept = KeepFloat(("*",)).run(graph)
+    assert [node.name for node in kept.nodes()] == [node.name for node in graph.nodes()]
+    assert not kept.count("fake_quantize")
 
 
 def test_an_output_and_both_operands_of_a_product_may_be_rounded():

@@ -10,10 +10,12 @@ import fmtprop as fp
 from fmtprop.errors import VerifyError
 from fmtprop.ir import Graph
 from fmtprop.ir.verify import Stage, verify
+from fmtprop.ops import Binary, emit
 from fmtprop.passes.base import Pipeline
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.rewrites.release_sums import ReleaseSums
 from fmtprop.passes.variants.scale_weights import ScaleWeights
+from tests.compiling.test_bytes import Network
 from tests.passes.rewriting import Builder, rewrite, summary
 
 
@@ -63,3 +65,12 @@ def test_a_network_with_such_a_sum_compiles():
     module, x = Nested().eval(), torch.randn(1, 8, 6, 6)
     net = fp.compile(module, x, tune="model")
     torch.testing.assert_close(net(x), module(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_sum_of_products_of_bytes_may_be_of_another_type():
+    net = Network((1, 8, 6, 6), signed=False)
+    x, add = net.rounded(net.value, 100), Binary("add")
+    total = emit(net.graph, "binary", {"src_0": net.convolution(x, 8, 3), "src_1": net.convolution(x, 8, 1)}, add)
+    net.graph.output(net.rounded(total, 100))
+    normal = Pipeline(NORMALISE, Stage.NORMAL).run(net.graph)
+    assert [p.op for node in normal.nodes() for p in node.post_ops] == ["binary", "fake_quantize"]

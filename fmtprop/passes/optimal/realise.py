@@ -101,6 +101,9 @@ class _Realisation(Assignment):
                 name = unused_name(stem, self.out, self.source)
             choice = replace(part.choice, reason=reason) if part.choice is not None else None
             marked = part.with_(name=name, choice=choice, origin=node.origin)
+            if len(part.post_ops) == len(node.post_ops):  # equal nodes of other places share the composition
+                tail = zip(part.post_ops, node.post_ops, strict=True)
+                marked = marked.with_(post_ops=tuple(replace(one, origin=own.origin) for one, own in tail))
             if last and "dst" in node.grids:
                 marked = marked.with_(grids={"dst": node.grids["dst"]})
             values = self.out.add(marked, operands)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -48,11 +49,14 @@ class KeepFloat:
         graph = graph.copy()
         quantized = quantized_nodes(graph)
         self._check(graph.name, quantized)
+        named = [node.name for node in quantized if is_named(node, self.patterns)]
+        for node in graph.nodes():
+            if isinstance(node.attrs, FakeQuantize) and _is_read_by(graph, node, named):
+                graph.replace(Node(node.name, "eltwise", limits(node.attrs), node.results, origin=node.origin))
         unrounded = _Unrounded(graph)
-        for node in quantized:
-            if is_named(node, self.patterns):
-                inputs = graph.inputs(node.name)
-                graph.set_inputs(node.name, {name: unrounded.of(value) for name, value in inputs.items()})
+        for name in named:
+            inputs = graph.inputs(name)
+            graph.set_inputs(name, {operand: unrounded.of(value) for operand, value in inputs.items()})
         graph.remove_dead()
         return graph
 
@@ -84,6 +88,20 @@ def quantized_nodes(graph: Graph) -> list[Node]:
     return found
 
 
+def limits(rounding: FakeQuantize) -> Eltwise:
+    """Return the limits of a rounding: quantizers leave out a ReLU or a clip with the same ones."""
+    return Eltwise("clip", rounding.low * rounding.scale, rounding.high * rounding.scale)
+
+
+def _is_read_by(graph: Graph, node: Node, names: Collection[str]) -> bool:
+    """Return whether only some nodes read a node's result, perhaps behind nodes that pass numbers on."""
+    readers = (graph.node(name) for name, _ in graph.readers(Value(node.name)))
+    return all(
+        one.name in names or (not one.is_boundary and keeps_numbers(one) and _is_read_by(graph, one, names))
+        for one in readers
+    )
+
+
 class _Unrounded:
     """The values of a graph without the roundings that they pass on, made once for all readers."""
 
@@ -106,7 +124,5 @@ class _Unrounded:
             return value
         parts = {name: self.of(one) for name, one in sources.items()}
         if isinstance(attrs, FakeQuantize):
-            # quantizers leave out a ReLU or clip before a rounding with the same limits
-            limits = Eltwise("clip", attrs.low * attrs.scale, attrs.high * attrs.scale)
-            return insert(self.graph, node, limits, **parts)
+            return insert(self.graph, node, limits(attrs), **parts)
         return value if parts == sources else insert(self.graph, node, attrs, **parts)

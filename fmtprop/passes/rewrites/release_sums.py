@@ -1,4 +1,4 @@
-"""Residual sums that must not overwrite their operand any more after a rewrite become additions."""
+"""Residual sums that must not overwrite their operand, or whose factors may be bytes, become additions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from fmtprop.ops.sum import Sum
 
 @dataclass(frozen=True)
 class ReleaseSums:
-    """Turn ``sum`` post-ops into ``binary`` additions if their operand must not be overwritten.
+    """Turn ``sum`` post-ops into ``binary`` additions if their operand must not be overwritten, or has another format.
 
     Notes
     -----
     A rewrite of a normal graph can give tensors new readers (a convolution that reads a factor's source itself). Then
-    rule V9 may be broken; this pass restores it. A graph that obeys the rule is returned unchanged.
+    rule V9 may be broken; this pass restores it. Products of bytes have another
+    data type or scale than the operand. A graph that obeys the rule is returned unchanged.
     """
 
     name: ClassVar[str] = "release-sums"
@@ -33,14 +34,20 @@ class ReleaseSums:
 
 
 def _tail(graph: Graph, node: Node) -> tuple[PostOp, ...]:
-    return tuple(_released(post_op) if _is_hazard(graph, node, post_op) else post_op for post_op in node.post_ops)
+    is_quantized = {"src", "weights"} <= node.grids.keys()
+    return tuple(
+        _released(post_op) if _is_sum(post_op) and (is_quantized or _is_hazard(graph, node, post_op)) else post_op
+        for post_op in node.post_ops
+    )
+
+
+def _is_sum(post_op: PostOp) -> bool:
+    return post_op.attrs == Sum((1.0,))
 
 
 def _is_hazard(graph: Graph, node: Node, post_op: PostOp) -> bool:
-    if post_op.attrs != Sum((1.0,)) or post_op.operand is None:
-        return False
-    value = graph.inputs(node.name)[post_op.operand]
-    return bool(overwrite_hazard(graph, value, node.name, post_op.operand))
+    (operand,) = post_op.operands
+    return bool(overwrite_hazard(graph, graph.inputs(node.name)[operand], node.name, operand))
 
 
 def _released(post_op: PostOp) -> PostOp:
