@@ -20,6 +20,8 @@ _EXPORTS = {
     "directml": "fmtprop.dialects.directml",
     "xla": "fmtprop.dialects.xla",
     "compile": "fmtprop.api",
+    "tradeoff": "fmtprop.api",
+    "Accuracy": "fmtprop.compiling.sensitivity",
     "load_plan": "fmtprop.compiling.loading",
     "explain": "fmtprop.dynamo",
     "optimize": "fmtprop.dynamo.optimized",
@@ -57,10 +59,12 @@ __all__ = ["__version__", *_EXPORTS]
 if TYPE_CHECKING:
     from fmtprop import onnx as onnx
     from fmtprop.api import compile as compile
+    from fmtprop.api import tradeoff as tradeoff
     from fmtprop.compiling.compiled import CompiledModel as CompiledModel
     from fmtprop.compiling.dynamic import DynamicModel as DynamicModel
     from fmtprop.compiling.loading import load_plan as load_plan
     from fmtprop.compiling.options import Tune as Tune
+    from fmtprop.compiling.sensitivity import Accuracy as Accuracy
     from fmtprop.dynamo import explain as explain
     from fmtprop.dynamo.optimized import optimize as optimize
     from fmtprop.errors import (

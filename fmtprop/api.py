@@ -6,7 +6,8 @@ Ties the stages together in their order (import, normalise, assign, plan, run) a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -18,6 +19,7 @@ from fmtprop.compiling.from_graph import compile_graph
 from fmtprop.compiling.inputs import random_inputs
 from fmtprop.compiling.options import DEFAULT_POLICY, KEPT, Options, Tune
 from fmtprop.compiling.program import SharedProgram
+from fmtprop.compiling.sensitivity import Accuracy
 from fmtprop.errors import GraphError, ImportModelError, OptionError
 from fmtprop.frontends import from_torch, load
 from fmtprop.frontends.examples import check_examples
@@ -27,13 +29,15 @@ from fmtprop.frontends.specialise import Sizes
 from fmtprop.frontends.torch_export import from_torch_symbolic
 from fmtprop.ir.graph import Graph
 from fmtprop.layout import MemoryDesc
+from fmtprop.report.accuracy import calls_of
 from fmtprop.runtime.constants import release
 from fmtprop.runtime.threads import on_cpu
 
 if TYPE_CHECKING:
+    from fmtprop.compiling.tradeoff import Tradeoff
     from fmtprop.training.module import TrainingModule
 
-__all__ = ["CompiledModel", "DynamicModel", "Options", "Tune", "compile", "compile_graph", "random_inputs"]
+__all__ = ["CompiledModel", "DynamicModel", "Options", "Tune", "compile", "compile_graph", "random_inputs", "tradeoff"]
 
 
 @overload
@@ -75,6 +79,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     special_values: str | None = None,
     weights: str | None = None,
     keep_float: Sequence[str] = (),
+    accuracy: Accuracy | None = None,
     replan: str = "now",
     progress: Callable[[int, int], None] | None = None,
     release_weights: bool = False,
@@ -157,6 +162,10 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         the report print them, with ``*`` for any text. They read numbers that are not rounded, but limited to the same
         range, and so compute in floats. With ``["*"]`` no node reads rounded numbers. Weights stay as the model has
         them.
+    accuracy : Accuracy, optional
+        Largest error of a quantized model, relative to the same model without roundings: as few nodes as it needs
+        are in ``keep_float``, the most sensitive ones. It takes a run for each node, in PyTorch, and
+        ``net.options.keep_float`` has the answer; :func:`fmtprop.tradeoff` makes a table of all.
     replan : {"now", "background", "never"}
         With ``dynamic_shapes``: what happens at a shape that has more than eight times as many elements as every
         planned one, or fewer than an eighth. ``"now"`` plans it as any model before its first call returns.
@@ -238,6 +247,10 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         keep_float=keep_float,
         replan=replan,
     )
+    if accuracy is not None and (training or is_symbolic or keep_float or not isinstance(accuracy, Accuracy)):
+        raise OptionError(
+            "accuracy is an fmtprop.Accuracy(data, sqnr_db=…) for inference with fixed shapes, and chooses keep_float"
+        )
     if training:
         if weights is not None:
             raise OptionError(f"weights={weights!r} is for inference: a step of training changes its weights")
@@ -246,25 +259,79 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         if is_onnx(model):
             graph = from_onnx(model, shapes)
             check_examples(graph, example_inputs, kwargs)
-            return compile_graph(graph, options)
+            return _planned(graph, options, accuracy)
         if shapes:
             raise ImportModelError("shapes are for ONNX models with dynamic axes; others have example inputs")
         if isinstance(model, str | os.PathLike):
             path = os.fspath(model)
             graph = load(path, deferred=True)
             check_examples(graph, example_inputs, kwargs)
-            return compile_graph(graph, options, owned=path.lower().endswith(".pt2"))
+            return _planned(graph, options, accuracy, owned=path.lower().endswith(".pt2"))
         net: CompiledModel | DynamicModel
         if is_symbolic:
             exported = from_torch_symbolic(model, example_inputs, kwargs=kwargs, dynamic_shapes=dynamic_shapes)
             program = SharedProgram(exported)
             net = DynamicModel(exported.name, lambda: program, options, max_shapes, buckets)
         else:
-            net = compile_graph(_import(model, example_inputs, kwargs), options)
+            net = _planned(_import(model, example_inputs, kwargs), options, accuracy)
     if release_weights:
         release(model if isinstance(model, Graph) else Graph(), None if isinstance(model, Graph) else model)
         dnnl.trim_heap()
     return net
+
+
+def _planned(graph: Graph, options: Options, accuracy: Accuracy | None, *, owned: bool = False) -> CompiledModel:
+    if accuracy is None:
+        return compile_graph(graph, options, owned=owned)
+    from fmtprop.compiling.tradeoff import compile_within
+
+    return compile_within(graph, options, accuracy)
+
+
+def tradeoff(model: Any, data: Iterable[Any], *, counts: Sequence[int] | None = None, **options: Any) -> Tradeoff:
+    """Return a table of time against error: a quantized model with more and more of its nodes in floats.
+
+    The nodes that make the most noise in the results, each alone, come first. Plans are timed in turns, and their
+    results are compared with those of the model without roundings.
+
+    Parameters
+    ----------
+    model : torch.nn.Module, torch.export.ExportedProgram, Graph, str, path, bytes or onnx.ModelProto
+        A quantized model with fixed shapes.
+    data : iterable
+        Typical inputs: each a tensor, a tuple of arguments or a mapping of named ones, as one call takes them.
+    counts : sequence of int, optional
+        Numbers of nodes in floats. Default: 0, 1, 2, 4, … and all.
+    **options
+        Other parameters of :func:`compile`, such as ``dtype``.
+
+    Returns
+    -------
+    Tradeoff
+        Print it, or see its ``rows`` and ``fastest(sqnr_db)``; ``to_json(path)``.
+
+    Raises
+    ------
+    OptionError
+        No node reads rounded numbers, or there are fewer than one of `counts`, or an option is unknown.
+    InputError
+        There are no inputs, or one does not fit.
+    """
+    from fmtprop.compiling.tradeoff import tradeoff_of
+
+    inputs = list(calls_of(data))
+    names = {one.name for one in fields(Options)}
+    if unknown := sorted(options.keys() - names | options.keys() & {"keep_float"}):
+        raise OptionError(f"tradeoff takes the options of a plan other than keep_float, not {', '.join(unknown)}")
+    with on_cpu():
+        if is_onnx(model):
+            graph = from_onnx(model)
+        elif isinstance(model, str | os.PathLike):
+            graph = load(os.fspath(model))
+        else:
+            args, kwargs = inputs[0]
+            graph = _import(as_module(model), args, kwargs)
+        return tradeoff_of(graph, Options(**options), [kwargs or args for args, kwargs in inputs], counts)
 
 
 def _check_together(

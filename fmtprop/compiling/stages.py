@@ -6,6 +6,7 @@ Owns the list of passes before format assignment. :mod:`fmtprop.compiling.compil
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fmtprop import dnnl
@@ -97,6 +98,16 @@ def with_codes(graph: Graph, weights: str | None) -> Graph:
     return graph if weights is None else CompressWeights(BITS[weights]).run(FoldConstants().run(defer(graph)))
 
 
+def quantized_form(graph: Graph, target: Provider | None = None) -> Graph:
+    """Return an imported graph with its roundings as nodes, as ``keep_float`` finds them."""
+    passes = [_asking(one, target or OneDnnTarget(), None) for one in NORMALISE]
+    return Pipeline((*passes[: _after_pairs(passes)], FoldConstants()), Stage.IMPORTED).run(defer(graph))
+
+
+def _after_pairs(passes: Sequence[Pass]) -> int:
+    return 1 + next(place for place, one in enumerate(passes) if isinstance(one, PairQuantization))
+
+
 def _lowered(graph: Graph, dtype: str, observer: Observer | None) -> Graph:
     """Return a normal graph in a data type that the target computes in."""
     if dtype == "f32":
@@ -140,8 +151,7 @@ def _passes(target: Provider, special_values: str, keep_float: tuple[str, ...], 
         passes = [one for one in passes if not isinstance(one, RecogniseFunctions)]
         passes = [MarkExact(everything=True) if isinstance(one, MarkExact) else one for one in passes]
     if keep_float:
-        place = next(place for place, one in enumerate(passes) if isinstance(one, PairQuantization))
-        passes.insert(place + 1, KeepFloat(keep_float))
+        passes.insert(_after_pairs(passes), KeepFloat(keep_float))
     return tuple(passes)
 
 

@@ -36,6 +36,8 @@ PUBLIC = {
     "onnx",
     "optimize",
     "quantize",
+    "tradeoff",
+    "Accuracy",
     "save",
     # errors
     "DnnlError",
