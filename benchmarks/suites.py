@@ -160,7 +160,7 @@ def judge(got: Any, expected: Any, right: Any, dtype: str) -> Agreement:
     Parameters
     ----------
     got, expected, right
-        Results; PyTorch's in f32; PyTorch's in f64, or None where it has none.
+        Results; PyTorch's in this data type; PyTorch's in f64, or None where it has none.
     dtype : str
         Data type of products.
     """
@@ -184,11 +184,10 @@ def judge(got: Any, expected: Any, right: Any, dtype: str) -> Agreement:
 
 
 def _expect(case: Case, batch: int, file: Path) -> None:
-    """Write PyTorch's results in f32 and f64."""
+    """Write PyTorch's results, in the case's data type and in f64."""
     use_threads(case.threads)
     made = case.made(batch)
-    with torch.no_grad():
-        expected = tensors_of(made.module(*made.inputs))
+    expected = tensors_of(_eager(made, case)())
     try:
         right = in_f64(made.module, made.inputs, {})
     except (NotImplementedError, MemoryError):
