@@ -89,7 +89,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     dynamic_shapes: Any = None,
     max_shapes: int = 8,
     buckets: Mapping[str, Mapping[int, Sequence[int]]] | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Sequence[Any]] | None = None,
 ) -> CompiledModel | DynamicModel | TrainingModule:
     """Plan the memory format of every tensor of a model, and prepare the model to run.
 
@@ -194,8 +194,9 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         With ``dynamic_shapes``, sizes by input and axis, such as ``{"tokens": {1: (64, 256)}}``. A call is padded with
         zeros to the next larger size, and its results are cut, so that few plans serve many sizes. The first padded
         call of each size is compared with one without padding: a model with other results raises an error.
-    shapes : mapping of str to sequence of int, optional
-        For an ONNX model: dimensions of inputs with dynamic axes, by input.
+    shapes : mapping of str to sequence, optional
+        For an ONNX model: dimensions of inputs with dynamic axes, by input. With ``dynamic_shapes``: sizes that are
+        planned at once, as of :meth:`DynamicModel.warm_up`, such as ``{"x": (1, 3, (320, 640, 32), 64)}``.
 
     Returns
     -------
@@ -260,8 +261,8 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
             graph = from_onnx(model, shapes)
             check_examples(graph, example_inputs, kwargs)
             return _planned(graph, options, accuracy)
-        if shapes:
-            raise ImportModelError("shapes are for ONNX models with dynamic axes; others have example inputs")
+        if shapes and not is_symbolic:
+            raise ImportModelError("shapes are for models with dynamic axes; others have example inputs")
         if isinstance(model, str | os.PathLike):
             path = os.fspath(model)
             graph = load(path, deferred=True)
@@ -272,6 +273,8 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
             exported = from_torch_symbolic(model, example_inputs, kwargs=kwargs, dynamic_shapes=dynamic_shapes)
             program = SharedProgram(exported)
             net = DynamicModel(exported.name, lambda: program, options, max_shapes, buckets)
+            if shapes:
+                net.warm_up(shapes)
         else:
             net = _planned(_import(model, example_inputs, kwargs), options, accuracy)
     if release_weights:

@@ -73,7 +73,7 @@ class Buckets:
         self._inputs = dict(self._allowed.inputs)
         self._results = _results(program)
         self._check_bound()
-        self._sizes: dict[Any, tuple[int, ...]] = {}
+        self._sizes: dict[Any, list[int]] = {}
         for name, axes in _mapping(given, "buckets", "inputs to axes").items():
             for axis, sizes in _mapping(axes, f"buckets: input {name}", "axes to sizes").items():
                 self._sizes[self._symbol(name, axis)] = _sorted(name, axis, sizes)
@@ -90,6 +90,16 @@ class Buckets:
         if not all(isinstance(one, torch.Tensor) for one in inputs):
             return None
         return self._known(tuple(tuple(one.shape) for one in inputs))
+
+    def sizes(self, examples: Sequence[torch.Tensor]) -> dict[str, list[Sequence[int]]]:
+        """Return the sizes of each axis of each input: those of its buckets, or the example's."""
+        return {
+            name: [
+                self._sizes.get(None if isinstance(size, int) else size.node.expr) or [number]
+                for size, number in zip(recorded.shape, example.shape, strict=True)
+            ]
+            for (name, recorded), example in zip(self._inputs.items(), examples, strict=True)
+        }
 
     def _check_bound(self) -> None:
         """Refuse sizes that are only known as a multiple of an unknown one, or the like."""
@@ -147,16 +157,16 @@ def _mapping(given: Any, where: str, words: str) -> Mapping[Any, Any]:
     return given
 
 
-def _sorted(name: str, axis: int, sizes: Sequence[int]) -> tuple[int, ...]:
+def _sorted(name: str, axis: int, sizes: Sequence[int]) -> list[int]:
     if not isinstance(sizes, Sequence):
         raise InputError(f"buckets: input {name} axis {axis}: sizes must be a tuple of numbers, got {sizes!r}")
     for size in sizes:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise InputError(f"buckets: input {name} axis {axis}: sizes must be positive numbers, got {size!r}")
-    return tuple(sorted(sizes))
+    return sorted(sizes)
 
 
-def _next(sizes: tuple[int, ...], size: int) -> int:
+def _next(sizes: Sequence[int], size: int) -> int:
     return next((bucket for bucket in sizes if bucket >= size), size)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fmtprop.compiling.ahead import cases
 from fmtprop.compiling.buckets import Buckets, Given, Padding
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
@@ -17,6 +18,7 @@ from fmtprop.compiling.plans import Plans
 from fmtprop.compiling.saveable import Saveable
 from fmtprop.compiling.serving import Serving
 from fmtprop.errors import InputError
+from fmtprop.frontends.specialise import Sizes
 from fmtprop.ir.structure import flatten_arguments, restructure
 from fmtprop.report import TOLERANCES
 from fmtprop.runtime.agreement import relative_error
@@ -113,19 +115,24 @@ class DynamicModel(Serving, Saveable):
         """
         return self.plan_for(*args, **kwargs).report(repeats=repeats)
 
-    def warm_up(self, calls: Sequence[Any]) -> None:
+    def warm_up(self, calls: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None) -> None:
         """Plan for shapes before they are met.
 
         Parameters
         ----------
-        calls : sequence of tuple or dict
-            The arguments of a call each: a tuple by position, a dict by name, or a single tensor.
+        calls : mapping or sequence, optional
+            Sizes by input: ``{"x": (1, 3, (320, 640, 32), [256, 512])}`` has a plan for each combination, from 320 to
+            640 in steps of 32, and of the two widths. Or the arguments of a call each: a tuple by position, a dict by
+            name, or a single tensor. Default: all combinations of the buckets' sizes.
 
         Raises
         ------
         InputError
             There are more shapes than plans are kept, or one does not fit.
         """
+        if calls is None or isinstance(calls, Mapping):
+            self._warm_up_sizes(calls)
+            return
         if len(calls) > self.max_shapes:
             raise InputError(
                 f"{self.name}: warm_up of {len(calls)} shapes, but max_shapes is {self.max_shapes}, so the first "
@@ -136,6 +143,18 @@ class DynamicModel(Serving, Saveable):
                 self.plan_for(**call)
             else:
                 self.plan_for(*(call if isinstance(call, tuple | list) else (call,)))
+
+    def _warm_up_sizes(self, given: Mapping[str, Sequence[Any]] | None) -> None:
+        exported = self._program().exported
+        if given is None and self._buckets is None:
+            raise InputError(f"{self.name}: without buckets, warm_up needs the sizes or the calls to plan for")
+        if given is None and self._buckets is not None:
+            given = self._buckets.sizes(exported.examples)
+        inputs = Sizes(exported.program).inputs
+        declared = [(name, [s if isinstance(s, int) else str(s) for s in value.shape]) for name, value in inputs]
+        for case in cases(given, declared, self.max_shapes):
+            types = (value.dtype for _, value in inputs)
+            self.plan_flat([torch.empty(dims, dtype=t, device="meta") for dims, t in zip(case, types, strict=True)])
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait for better plans that are being made in the background; return whether the present ones stay.

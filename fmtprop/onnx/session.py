@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from fmtprop.api import compile_graph
+from fmtprop.compiling.ahead import cases
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.plans import Plans
 from fmtprop.compiling.shapes import Shapes
 from fmtprop.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
 from fmtprop.frontends.onnx import deciding_inputs, open_program
-from fmtprop.onnx.ahead import cases
 from fmtprop.onnx.arrays import NodeArg, node_arg, value_of, written
 from fmtprop.runtime.threads import on_cpu
 
@@ -153,7 +153,8 @@ class InferenceSession:
         if self._deciding:
             names = ", ".join(self._deciding)
             raise InputError(f"shapes: plans depend on values of {names}: leave it out, and run the session on them")
-        for case in cases(shapes, self._inputs, self._max_shapes):
+        declared = [(arg.name, arg.shape) for arg in self._inputs]
+        for case in cases(shapes, declared, self._max_shapes):
             if self.reason is None:
                 self._plan(case)
 

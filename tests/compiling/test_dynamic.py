@@ -186,6 +186,41 @@ def test_warm_up_plans_before_calls() -> None:
         net.warm_up([torch.empty(1)] * 4)
 
 
+def test_known_ranges_are_planned_at_once() -> None:
+    rows, columns = Dim("rows", max=64), Dim("columns", min=4, max=64)
+    layer, x = nn.Conv1d(3, 4, 3).eval(), torch.randn(2, 3, 8)
+    net = fp.compile(
+        layer, x, dynamic_shapes=({0: rows, 2: columns},), shapes={"input": ([1, 3], 3, (8, 16, 4))}, max_shapes=6
+    )
+    assert {shape for (shape,) in net.shapes} == {(n, 3, m) for n in (1, 3) for m in (8, 12, 16)}
+    torch.testing.assert_close(net(x), layer(x), rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="9 combinations of sizes, but max_shapes is 6"):
+        net.warm_up({"input": ([1, 2, 3], 3, [8, 9, 10])})
+    with pytest.raises(InputError, match=r"shapes\['input'\] axis 1: 4 is not the model's own 3"):
+        net.warm_up({"input": (1, 4, 8)})
+    with pytest.raises(InputError, match="got 65, but the model was exported for"):
+        net.warm_up({"input": (65, 3, 8)})
+    with pytest.raises(InputError, match="without buckets, warm_up needs the sizes"):
+        net.warm_up()
+    with pytest.raises(ImportModelError, match="for models with dynamic axes"):
+        fp.compile(layer, x, shapes={"input": (1, 3, 8)})
+
+
+def test_buckets_are_planned_at_once() -> None:
+    tokens = Dim("tokens", max=512)
+    net = fp.compile(
+        nn.Linear(8, 4).eval(),
+        torch.randn(1, 5, 8),
+        dynamic_shapes=({1: tokens},),
+        buckets={"input": {-2: (64, 16)}},
+    )
+    assert net.shapes == [((1, 16, 8),)]
+    net.warm_up()
+    assert net.shapes == [((1, 16, 8),), ((1, 64, 8),)]
+    assert net(torch.randn(1, 20, 8)).shape == (1, 20, 4)
+    assert net.shapes[:1] == [((1, 16, 8),)] or len(net.shapes) == 3  # the first padded call is compared without
+
+
 def test_a_program_exported_with_dynamic_shapes_needs_no_word() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU()).eval()
     program = torch.export.export(model, (torch.randn(3, 6),), dynamic_shapes=({0: Dim("n", max=99)},))
