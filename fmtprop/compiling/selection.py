@@ -28,7 +28,7 @@ from fmtprop.store import Store, key_of
 from fmtprop.targets.executable import Provider
 from fmtprop.targets.registry import setting_for
 from fmtprop.tuning import NOMINAL, TunedCosts, Tuning, costs_for
-from fmtprop.tuning.peaks import improve
+from fmtprop.tuning.peaks import are_measured, improve
 
 #: optional work, as users see it
 _RACE, _CHECK, _CORRECTION = "race of plans", "run to check costs", "plan by corrected costs"
@@ -215,9 +215,10 @@ class Selection:
         return found and replace(found, run=ran or 0.0, corrected=self._corrections > 0)
 
     def _like(self, other: Entrant) -> Entrant | None:
-        self._costs = self._costs or self._new_costs()
+        # they decide little here: nothing is measured for them
+        costs = self._costs or self._new_costs(measuring=are_measured(self._store))
         setting = setting_for(self._target, self._options.boundary, self._fallback)
-        return like_another_shape(self._normal, other, setting, self._costs)
+        return like_another_shape(self._normal, other, setting, costs)
 
     def rivals(self) -> Entrants:
         """Return the entrants; readers without any right packing get other implementations."""
@@ -237,10 +238,10 @@ class Selection:
             del failed[name]
         return Entrants(*model)
 
-    def _new_costs(self) -> TunedCosts:
+    def _new_costs(self, *, measuring: bool = True) -> TunedCosts:
         options = self._options
         return costs_for(
-            NOMINAL if options.deterministic else options.tuning.costs,
+            NOMINAL if options.deterministic or not measuring else options.tuning.costs,
             weights_nbytes=weights_nbytes(self._normal),
             activations_nbytes=activations_nbytes(self._normal),
             budget=options.tune_budget,

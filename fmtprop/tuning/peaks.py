@@ -142,6 +142,12 @@ def peaks(store: Store, footprint: int = FOOTPRINTS[-1]) -> Peaks:
     )
 
 
+def are_measured(store: Store) -> bool:
+    """Return whether a store has this machine's peaks, but for reading footprints that no model has had."""
+    keys = keys_of_peaks()
+    return all(store.figure(keys[name]) is not None for name in ("copying", "call", *(f"flops {d}" for d in _types())))
+
+
 def nominal_peaks() -> Peaks:
     """Return figures that follow from instruction set and threads alone: the same in every process."""
     library = dnnl.lib()
