@@ -56,6 +56,7 @@ from fmtprop.dnnl.kinds import (
 from fmtprop.dnnl.library import Library, lib, load, loaded, raise_status, status_name
 from fmtprop.dnnl.native_memory import ExecArgs, Memory, memory_of
 from fmtprop.dnnl.primitive import Primitive, PrimitiveDesc, create
+from fmtprop.dnnl.recipe import Recipe
 from fmtprop.dnnl.recurrent import Gru, LbrGru, Lstm, VanillaRnn
 from fmtprop.dnnl.specs import SPECS, Spec, spec_of
 
@@ -90,6 +91,7 @@ __all__ = [
     "PrimitiveAttr",
     "PrimitiveDesc",
     "Problem",
+    "Recipe",
     "Reduction",
     "Reorder",
     "Resampling",

@@ -5,7 +5,7 @@ Must not know the parameters of any particular primitive: see :mod:`fmtprop.dnnl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from ctypes import byref, c_char_p, c_int
 from sys import intern
 
@@ -58,16 +58,16 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
     """
 
     handle_kind = "primitive_desc"
-    __slots__ = ("_away", "_impl", "_kind", "_mds", "index", "recipe")
+    __slots__ = ("_away", "_impl", "_kind", "_mds", "_recipe", "index")
 
     def __init__(
         self,
         pointer: _abi.dnnl_primitive_desc_t | None,
-        recipe: Recipe,
+        recipe: Recipe | Callable[[], Recipe],
         index: int = 0,
     ) -> None:
         super().__init__(pointer, lib().primitive_desc_destroy)
-        self.recipe = recipe
+        self._recipe = recipe
         self.index = index
         self._mds: dict[tuple[int, int], NativeDesc | None] = {}
         self._impl = self._kind = ""
@@ -87,6 +87,13 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         if self._away:
             self._fetch()
         return super().handle
+
+    @property
+    def recipe(self) -> Recipe:
+        """The arguments of the C function that makes it."""
+        if not isinstance(self._recipe, Recipe):
+            self._recipe = self._recipe()
+        return self._recipe
 
     @property
     def closed(self) -> bool:
@@ -194,7 +201,17 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         A sketch creates its native object on first use. A native object takes 15 kB; planning queries thousands of
         descriptors and uses few of them.
         """
-        other = PrimitiveDesc(None, self.recipe, self.index)
+        return self.remade(self._recipe)
+
+    def remade(self, recipe: Recipe | Callable[[], Recipe]) -> PrimitiveDesc:
+        """Return the same implementation for a recipe that differs in numbers alone, such as those of post-ops.
+
+        Parameters
+        ----------
+        recipe : Recipe or callable
+            The recipe, or makes it on first use.
+        """
+        other = PrimitiveDesc(None, recipe, self.index)
         other._impl, other._kind = self.impl, self.kind  # they identify the implementation
         other._mds.update(self._mds)
         return other

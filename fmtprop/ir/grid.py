@@ -19,6 +19,18 @@ from fmtprop.layout import DataType
 _BYTE = 256
 
 
+def usual_limits(low: int, high: int) -> tuple[int, int]:
+    """Return limits that kernels treat like these: one zero point stands for all that are not the byte 0.
+
+    Examples
+    --------
+    >>> usual_limits(-117, 138), usual_limits(0, 255), usual_limits(-128, 127), usual_limits(-32768, 32767)
+    ((-100, 155), (0, 255), (-128, 127), (-32768, 32767))
+    """
+    is_shifted = high - low == _BYTE - 1 and low < 0 and (low < -_BYTE // 2 or high >= _BYTE // 2)
+    return (-100, _BYTE - 101) if is_shifted else (low, high)
+
+
 @dataclass(frozen=True)
 class Grid:
     """The numbers ``scale · k`` for all integers ``low <= k <= high``.

@@ -1,19 +1,20 @@
 """Likeness of primitives: sizes that a kernel treats alike.
 
 A kernel's code depends on the tails of its vectors and blocks, and on the rough size of its loops. So of hundreds of
-primitives that differ in channels alone, a check of a few shows as much as one of all. And a model's plan for another
-shape runs the kernels that were checked for the first one, with other counts of the same loops.
+primitives that differ in channels or scales alone, a check of a few shows as much as one of all. And a model's plan for
+another shape runs the kernels that were checked for the first one, with other counts of the same loops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from math import gcd
 
-from fmtprop.ir.node import Node
+from fmtprop.ir.grid import usual_limits
+from fmtprop.ir.node import Attrs, Node
 from fmtprop.ir.ports import Role, ports
 from fmtprop.layout import FormatKind, MemoryDesc
+from fmtprop.ops.quantization import FakeQuantize
 from fmtprop.passes.target import candidate_of
 from fmtprop.tuning.identity import describe_result, persistent_text
 
@@ -25,19 +26,22 @@ def describe_likeness(node: Node) -> dict[str, object]:
     """Return the properties that alike nodes share, as plain data: those that a result depends on, with rough sizes."""
     choice = candidate_of(node)
     operands = {name: _likeness_of_desc(desc) for name, desc in choice.operands.items()}
-    post_ops = [[one.op, _likeness_of_attrs(one.attrs.to_json()), one.operand] for one in node.post_ops]
+    post_ops = [[one.op, _likeness_of_attrs(one.attrs), one.operand] for one in node.post_ops]
     return {
         **describe_result(node, choice),
-        "attrs": _likeness_of_attrs(node.attrs.to_json()),
+        "attrs": _likeness_of_attrs(node.attrs),
         "post_ops": post_ops,
         "operands": operands,
         "results": [_likeness_of_desc(desc) for desc in node.descs],
     }
 
 
-def _likeness_of_attrs(attrs: Mapping[str, object]) -> dict[str, object]:
-    groups = attrs.get("groups")  # as many as channels, in a depthwise convolution
-    return {**attrs, "groups": likeness_of_size(groups)} if isinstance(groups, int) else {**attrs}
+def _likeness_of_attrs(attrs: Attrs) -> dict[str, object]:
+    alike = attrs.to_json()
+    if isinstance(attrs, FakeQuantize):  # its numbers are arguments or constants of the code, others in each layer
+        return {"limits": usual_limits(attrs.low, attrs.high)}
+    groups = alike.get("groups")  # as many as channels, in a depthwise convolution
+    return {**alike, "groups": likeness_of_size(groups)} if isinstance(groups, int) else alike
 
 
 @lru_cache(maxsize=4096)

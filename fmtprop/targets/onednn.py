@@ -29,7 +29,7 @@ from fmtprop.targets.kernels import kernel_candidates
 from fmtprop.targets.known_bad import known_bad
 from fmtprop.targets.mkldnn.recurrent import recurrent_candidates
 from fmtprop.targets.primitive import PrimitiveImplementation, one_thread
-from fmtprop.targets.scaling import Function, Stored, byte_grids, chain_of, saturates, scaling_of
+from fmtprop.targets.scaling import Function, Stored, byte_grids, chain_of, saturates, scaling_of, with_usual_scales
 
 #: rough costs of a reorder for comparing choices: seconds per call, bytes per second
 _CALL_SECONDS, _BYTES_PER_SECOND = 2e-6, 1e10
@@ -61,6 +61,8 @@ class OneDnnTarget(Provider):
 
     def __init__(self) -> None:
         self._answers: dict[object, _Answers] = {}
+        #: primitives' answers for problems with usual scales
+        self._usual: dict[object, _Answers] = {}
         #: candidates so far by op, attributes and post-ops: different requests share them
         self._found: dict[object, dict[object, Candidate]] = {}
         self._rejected: set[object] = set()
@@ -76,6 +78,7 @@ class OneDnnTarget(Provider):
     def forget(self) -> None:
         """Let go of the answers given so far: most of their primitive descriptors will never be executed."""
         self._answers.clear()
+        self._usual.clear()
         self._found.clear()
 
     def candidates(self, node: Node, request: Request) -> Iterable[Candidate]:
@@ -137,10 +140,42 @@ class OneDnnTarget(Provider):
 
     def _implementations(self, node: Node, request: Request) -> Iterable[Candidate]:
         """Return the op's own primitive's implementations, then those of its equivalents."""
+        usual = with_usual_scales(node, _stored(request))
+        if usual is None:
+            return self._of_node(node, request)
+        # numbers of post-ops decide nothing: layers that differ in scales alone are asked about once
+        key = (usual.op, usual.attrs, _tail(usual), usual.exact, tuple(request), tuple(request.values()))
+        if key not in self._usual:
+            self._usual[key] = _Answers(iter(self._of_node(usual, request)))
+        return (
+            self._rescaled(node, request, candidate)
+            for candidate in self._usual[key]
+            if not self._is_rejected(node, candidate.impl, candidate.operands, candidate.results)
+        )
+
+    def _of_node(self, node: Node, request: Request) -> Iterable[Candidate]:
         if not _is_alone(node, request):
             return self._offers(node, request, is_alone=False)
         with one_thread():
             return list(self._offers(node, request, is_alone=True))
+
+    def _rescaled(self, node: Node, request: Request, usual: Candidate) -> Candidate:
+        """Return the candidate of a node with usual scales as one of the node itself."""
+        known = self._found.setdefault((node.op, node.attrs, _tail(node)), {})
+        identity = (usual.impl, tuple(usual.operands), tuple(usual.operands.values()), usual.results)
+        if identity not in known:
+            problem = str(usual.handle.pd.problem)
+
+            def recipe() -> dnnl.Recipe:
+                natives = self._natives(node, request)
+                assert natives is not None  # those of the node with usual scales are of the same kinds
+                declaration = opdef(node.op)
+                primitives = filter(None, (declaration.primitive, *declaration.equivalents))
+                lowerings = (_lower(node, primitive, *natives) for primitive in primitives)
+                return next(one.pd.recipe for one in lowerings if one is not None and str(one.pd.problem) == problem)
+
+            known[identity] = replace(usual, handle=replace(usual.handle, pd=usual.handle.pd.remade(recipe)))
+        return known[identity]
 
     def _offers(self, node: Node, request: Request, *, is_alone: bool) -> Iterator[Candidate]:
         """Yield the implementations for the number of threads that is set now."""

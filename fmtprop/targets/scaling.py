@@ -12,13 +12,13 @@ oneDNN developer guide, "Quantization", "Primitive Attributes: Post-ops".
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.ir.facets import Bytes
-from fmtprop.ir.grid import Grid
+from fmtprop.ir.grid import Grid, usual_limits
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import linear_of, opdef
 from fmtprop.ir.ports import result_names
@@ -152,6 +152,44 @@ def chain_of(node: Node, stored: Stored) -> Chain:
         chain.store(grids["dst"])
     chain.flush()
     return chain
+
+
+#: scales that stand for any: no product or quotient of two is 1
+_USUAL_SCALES = (1 / 2, 1 / 3, 1 / 5, 1 / 7, 1 / 11, 1 / 13, 1 / 17, 1 / 19)
+
+
+def with_usual_scales(node: Node, stored: Stored) -> Node | None:
+    """Return a sum of products with other scales, for which oneDNN has the same implementations; None without one.
+
+    Scales and zero points are arguments of a primitive, or numbers of its post-ops. So layers that differ in them alone
+    may be asked about once.
+    """
+    roundings = [index for index, post_op in enumerate(node.post_ops) if isinstance(post_op.attrs, FakeQuantize)]
+    if linear_of(node) is None or not (node.grids or roundings) or len(node.grids) >= len(_USUAL_SCALES):
+        return None
+    scales = dict(zip(sorted(node.grids), _USUAL_SCALES, strict=False))
+    grids = {
+        name: Grid((scales[name],) * len(grid.scales), *usual_limits(grid.low, grid.high), grid.shape)
+        for name, grid in node.grids.items()
+    }
+    post_ops = list(node.post_ops)
+    for index in roundings:
+        attrs = post_ops[index].attrs
+        assert isinstance(attrs, FakeQuantize)
+        scale = scales.get("dst", 1 / 23) if index == len(post_ops) - 1 else 1 / (29 + 2 * index)
+        post_ops[index] = replace(post_ops[index], attrs=FakeQuantize(scale, *usual_limits(attrs.low, attrs.high)))
+    usual = node.with_(grids=grids, post_ops=tuple(post_ops))
+    try:
+        same = _forms(node, stored) == _forms(usual, stored)
+    except UnsupportedOpError:
+        return None
+    return usual if same else None
+
+
+def _forms(node: Node, stored: Stored) -> list[object]:
+    """Return what a primitive's post-ops are, without their numbers."""
+    chain = chain_of(node, stored)
+    return [chain.dst_scale == 1.0, *(step.alg if isinstance(step, Function) else step for step in chain.steps)]
 
 
 def _is_rectifier(attrs: object) -> bool:

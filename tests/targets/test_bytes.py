@@ -17,7 +17,7 @@ from fmtprop.passes.target import free_request
 from fmtprop.runtime.selfcheck import check_node
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.known_bad import known_bad
-from fmtprop.targets.scaling import Function, Kept, chain_of, scaling_of
+from fmtprop.targets.scaling import Function, Kept, chain_of, scaling_of, with_usual_scales
 from tests.targets.nodes import node_of
 
 U8, S8, SHIFTED = Grid((0.02,), 0, 255), Grid((0.02,), -128, 127), Grid((0.02,), -117, 138)
@@ -84,6 +84,18 @@ def test_every_convolution_of_bytes_is_exact(src, shape, post_ops):
         if formatted.choice.impl.startswith("ref"):
             continue
         assert check_node(formatted) is None, f"{formatted.choice.impl} {formatted.descs}"
+
+
+def usual(src, dst):
+    node, _ = convolution(src, post_ops=(PostOp("fake_quantize", dst),))
+    return with_usual_scales(node, {"src": src.stored, "weights": DataType.S8, "dst": DataType.U8})
+
+
+def test_layers_that_differ_in_scales_are_one_problem():
+    dst = FakeQuantize(0.3, -100, 155)
+    assert usual(SHIFTED, RESULT) == usual(Grid((0.7,), -99, 156), dst) is not None
+    assert usual(U8, dst) != usual(SHIFTED, dst)  # no zero point
+    assert usual(SHIFTED, FakeQuantize(0.3, -100, 100)) != usual(SHIFTED, dst)  # limits within a byte
 
 
 @needs_vnni

@@ -15,6 +15,7 @@ from typing import Any
 
 from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
+from fmtprop.ir.grid import Grid, usual_limits
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import OPSET, Category, linear_of, opdef
 from fmtprop.ir.ports import result_names, sources
@@ -22,6 +23,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.layout.parts import in_place_parts
 from fmtprop.ops.concat import Concat
+from fmtprop.ops.quantization import FakeQuantize
 from fmtprop.passes.assignment.formats import describe, like, plain
 from fmtprop.passes.optimal.usable_formats import usable_formats
 from fmtprop.passes.optimal.variants import FUSIONS
@@ -399,11 +401,13 @@ class _Enumerator:
 
 @lru_cache(maxsize=8192)
 def _likeness(part: Any) -> object:
-    """Return a kind without its large sizes: hundreds of convolutions of a network may differ in channels alone."""
+    """Return a kind without its large sizes and scales, in which alone hundreds of convolutions of a network differ."""
     if isinstance(part, tuple):
         return tuple(map(_likeness, part))
     if hasattr(part, "groups"):  # as many as channels, in a depthwise convolution
         return replace(part, groups=1), _likeness_of_size(part.groups)
+    if isinstance(part, FakeQuantize | Grid):  # each layer has its own scale and zero point
+        return usual_limits(part.low, part.high)
     if not isinstance(part, MemoryDesc | TensorType):
         return part
     tag = part.tag if isinstance(part, MemoryDesc) else None
