@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from itertools import count as count_from
@@ -13,7 +13,7 @@ from iced_x86 import MemoryOperand, Register
 from fmtprop.jit.assembler import at
 from fmtprop.jit.gemv_program import AHEAD_NBYTES, END, FIRST, ITEM, SRC_ROWS, SUM, SUMS, WEIGHTS, GemvProgram
 from fmtprop.jit.isa import AVX512, Isa
-from fmtprop.jit.nbits import DecodeKernel, NBitsArguments, NBitsKernel, unit
+from fmtprop.jit.nbits import INTEGERS, DecodeKernel, NBitsArguments, NBitsKernel, unit
 from fmtprop.jit.program import THREAD, THREADS, with_table
 
 #: places in the frame, beside that of the item: the rows of this thread, and the task after its last
@@ -59,7 +59,7 @@ def nbits(isa: Isa, kernel: NBitsKernel) -> tuple[bytes, bytes]:
 
 
 def _assembled(isa: Isa, kernel: NBitsKernel, numbers: Sequence[bytes]) -> _NBits:
-    p = _NBits(isa, kernel)
+    p = _Integers(isa, kernel) if kernel.multiplies_bytes else _NBits(isa, kernel)
     p.share(ITEM, END, "tasks")
     frame = SUMS + kernel.rows * isa.nbytes
     p.advance(-frame, Register.RSP)
@@ -337,3 +337,193 @@ class _NBits(_Codes):
                     self.emit("VEX_VMOVSS_M32_XMM", at(SUM, row * self.isa.nbytes + output * 4), Register.XMM0)
             self.next_rows()
             self.advance(4 * together, SUM)
+
+
+#: registers of the program on integers: what codes and zeros differ by, and the first of codes in bytes
+_DIFFERENCE, _IN_BYTES = 2, 3
+
+#: rows of a pass, each for two outputs: sums of two kinds of bytes, and of groups
+_INTEGER_ROWS: Final = 4
+
+#: first register of numbers while rows are written
+_NUMBERS: Final = 8
+
+#: shuffles after which each number of a vector was beside each other one
+_ROUND: Final = (("VSHUFF32X4", 0x4E), ("VSHUFF32X4", 0xB1), ("VPERMILPS", 0x4E), ("VPERMILPS", 0xB1))
+
+
+class _Integers(_NBits):
+    """Multiplies rows of bf16 numbers as integers of 16 bits, a high and a low byte, which share a scale in a group.
+
+    A bf16 number has 8 bits: those above a 256th of the group's largest lose none, and the others less than the largest
+    has lost when it was rounded to bf16. AVX-512 VNNI adds 64 products of bytes at a time. In a group, a row's area has
+    for each vector of codes the high bytes and the low ones, then what the sum differs by since codes have no sign,
+    then the scale.
+    """
+
+    def __init__(self, isa: Isa, kernel: NBitsKernel) -> None:
+        super().__init__(isa, kernel)
+        self._outputs = range(1 if kernel.rows == 1 else 2)
+        self._passes = [
+            range(first, min(first + _INTEGER_ROWS, kernel.rows)) for first in range(0, kernel.rows, _INTEGER_ROWS)
+        ]
+        #: vectors of codes of a group, each with as many vectors of bytes as a byte has codes
+        self._blocks, self._halves = kernel.group * kernel.bits // 8 // isa.nbytes, 8 // kernel.bits
+        self._tail = 2 * kernel.group
+
+    def _integers(self, pointer: int, name: str) -> MemoryOperand:
+        """Return a vector of the data that a register points to."""
+        return at(pointer, _EVEN_PLACES + (4 + [*INTEGERS].index(name)) * self.isa.nbytes)
+
+    def _place(self, block: int, half: int, low: int) -> int:
+        """Return where the bytes of a part of a group lie in a row's group."""
+        return ((block * self._halves + half) * 2 + low) * self.isa.nbytes
+
+    # ------------------------------------------------------------------ rows of src
+
+    def fill_area(self) -> None:
+        """Write the rows of src to this thread's area."""
+        src, dst, data, kernel = Register.RSI, Register.RDI, Register.RAX, self._kernel
+        self.point(dst, "areas", THREAD, "area")
+        self.emit("MOV_RM64_R64", at(Register.RSP, _AREA), dst)
+        self.move(SRC_ROWS, self.argument("src"))
+        self.move(data, self.argument("data"))
+        for row in range(kernel.rows):
+            self.move(src, SRC_ROWS)
+            self.move(dst, at(Register.RSP, _AREA))
+            self.advance(row * kernel.group_nbytes, dst)
+            with self.repeat(self.argument("groups"), Register.RCX):
+                self._write_group(src, dst, data)
+                self.advance(kernel.group * kernel.src.nbytes, src)
+                self.advance(kernel.rows * kernel.group_nbytes, dst)
+            self.add(SRC_ROWS, self.argument("src_row"))
+
+    def _write_group(self, src: int, dst: int, data: int) -> None:
+        """Write the bytes of a group, what its sums differ by, and its scale."""
+        kernel, lanes = self._kernel, self.isa.lanes
+        numbers = [self.register(_NUMBERS + index) for index in range(kernel.group // lanes)]
+        largest, other, factor = self.register(0), self.register(1), self.register(4)
+        self.zero(largest)
+        for index, x in enumerate(numbers):
+            with self.numbers_of(kernel.src):
+                self.load(x, at(src, index * lanes * kernel.src.nbytes))
+            self.v("VANDPS", other, x, self._integers(data, "magnitude"))
+            self.v("VPMAXSD", largest, largest, other)  # as integers, NaN is the largest
+        for shuffle, order in _ROUND:
+            operands = (largest, largest) if shuffle == "VSHUFF32X4" else (largest,)
+            self.v(shuffle, other, *operands, immediate=order)
+            self.v("VPMAXSD", largest, largest, other)
+        self.v("VPMAXSD", largest, largest, self._integers(data, "least"))
+        self.v("VMOVUPS", other, self._integers(data, "largest"))
+        self.v("VDIVPS", factor, other, largest)
+        self.v("VMULPS", largest, largest, self._integers(data, "of largest"))
+        self.v("VSUBPS", other, largest, largest)  # NaN of an infinity
+        self.v("VADDPS", largest, largest, other)
+        self.v("VMOVUPS <", at(dst, self._tail + self.isa.nbytes), largest)
+        for first in range(0, len(numbers), 2):
+            pair = numbers[first], numbers[first + 1]
+            if kernel.bits == 4:  # low and high halves of the same bytes
+                block, quarter = divmod(first, 8)
+                for half, x in enumerate(self._parted(*pair)):
+                    self._write_bytes(dst, data, x, self._place(block, half, 0) + quarter // 2 * lanes, factor)
+                continue
+            for index, x in enumerate(pair, first):
+                block, quarter = divmod(index, 4)
+                self._write_bytes(dst, data, x, self._place(block, 0, 0) + quarter * lanes, factor)
+        high, low, zeros = self.register(0), self.register(1), self.register(2)
+        self.v("VMOVUPS", zeros, self._integers(data, f"zero of {kernel.bits}"))
+        for one in (high, low):
+            self.zero(one)
+        for part in range(self._blocks * self._halves):
+            for index, one in enumerate((high, low)):
+                self.v("VPDPBUSD", one, zeros, at(dst, (2 * part + index) * self.isa.nbytes))
+        self.v("VPSLLD", high, high, immediate=8)
+        self.v("VPADDD", low, low, high)
+        self.zero(high)
+        self.v("VPSUBD", high, high, low)
+        self.v("VMOVUPS <", at(dst, self._tail), high)
+
+    def _write_bytes(self, dst: int, data: int, x: int, place: int, factor: int) -> None:
+        """Write the high and low bytes of a vector of numbers."""
+        whole, high = self.register(5), self.register(6)
+        self.v("VMULPS", whole, x, factor)
+        self.v("VCVTPS2DQ", whole, whole)
+        self.v("VPADDD", high, whole, self._integers(data, "half"))
+        self.v("VPSRAD", high, high, immediate=8)
+        self.emit("EVEX_VPMOVDB_XMMM128_K1Z_ZMM", at(dst, place), high)
+        self.v("VPSLLD", high, high, immediate=8)
+        self.v("VPSUBD", whole, whole, high)
+        self.emit("EVEX_VPMOVDB_XMMM128_K1Z_ZMM", at(dst, place + self.isa.nbytes), whole)
+
+    # ------------------------------------------------------------------ sums
+
+    def _sums_of_rows(self, rows: range) -> None:
+        """Compute the sums of some rows: bytes of each group as integers, and groups in f32."""
+        kernel, together = self._kernel, len(self._outputs)
+        free = map(self.register, count_from(_IN_BYTES + together * self._halves))
+        pairs = [(row, output) for row in rows for output in self._outputs]
+        totals, high, low = ({pair: next(free) for pair in pairs} for _ in range(3))
+        difference, scale = self.register(_DIFFERENCE), self.register(1)
+        self.point_to_scales(FIRST)
+        self.v("VMOVUPS", difference, self._integers(_LEVELS, "low" if kernel.bits == 4 else "zero of 8"))
+        self.immediate("MOV_RM64_IMM32", _OUTPUTS, self.isa.lanes // together)
+        with self.repeat(_OUTPUTS, _OUTPUTS):
+            for one in totals.values():
+                self.zero(one)
+            self.move(_X, at(Register.RSP, _AREA))
+            with self.repeat(self.argument("groups"), _GROUPS):
+                for row, output in pairs:
+                    self.zero(high[row, output])
+                    self.v("VMOVUPS", low[row, output], at(_X, row * kernel.group_nbytes + self._tail))
+                for block in range(self._blocks):
+                    for output in self._outputs:
+                        self._load_codes(output, block)
+                    for row in rows:
+                        self._multiply_bytes(row, block, high, low)
+                for output in self._outputs:
+                    self.v("VBROADCASTSS", scale, at(_SCALES, output * self._scales_pitch))
+                    for row in rows:
+                        sums, place = high[row, output], row * kernel.group_nbytes + self._tail + self.isa.nbytes
+                        self.v("VPSLLD", sums, sums, immediate=8)
+                        self.v("VPADDD", sums, sums, low[row, output])
+                        self.v("VCVTDQ2PS", sums, sums)
+                        self.v("VMULPS", sums, sums, at(_X, place))
+                        self.v("VFMADD231PS", totals[row, output], sums, scale)
+                self.advance(_SCALE_NBYTES, _SCALES)
+                self.advance(self._blocks * self.isa.nbytes, WEIGHTS)
+                self.advance(kernel.rows * kernel.group_nbytes, _X)
+            for (row, output), one in totals.items():
+                self.across([one])
+                self.emit("VEX_VMOVSS_M32_XMM", at(SUM, row * self.isa.nbytes + output * 4), Register.XMM0)
+            self.next_rows()
+            self.advance(4 * together, SUM)
+
+    def _codes_of(self, output: int) -> list[int]:
+        """Return the registers with a vector of codes of an output, as bytes without sign."""
+        return [self.register(_IN_BYTES + output * self._halves + half) for half in range(self._halves)]
+
+    def _load_codes(self, output: int, block: int) -> None:
+        difference, codes = self.register(_DIFFERENCE), self._codes_of(output)
+        place = at(WEIGHTS, output * self._pitch + block * self.isa.nbytes)
+        self.emit("PREFETCHT2_M8", at(WEIGHTS, output * self._pitch + block * self.isa.nbytes + AHEAD_NBYTES))
+        if self._kernel.bits == 8:
+            self.v("VXORPS", codes[0], difference, place)
+            return
+        low, high = codes
+        self.v("VMOVUPS", high, place)
+        self.v("VANDPS", low, high, difference)
+        self.v("VPSRLD", high, high, immediate=4)
+        self.v("VANDPS", high, high, difference)
+
+    def _multiply_bytes(
+        self, row: int, block: int, high: Mapping[tuple[int, int], int], low: Mapping[tuple[int, int], int]
+    ) -> None:
+        """Add the products of a vector of codes of each output and the bytes of a row."""
+        for half in range(self._halves):
+            for index, sums in enumerate((high, low)):
+                x: MemoryOperand | int = at(_X, row * self._kernel.group_nbytes + self._place(block, half, index))
+                if len(self._outputs) > 1:
+                    self.v("VMOVUPS", self.register(0), x)
+                    x = self.register(0)
+                for output in self._outputs:
+                    self.v("VPDPBUSD", sums[row, output], self._codes_of(output)[half], x)

@@ -45,6 +45,7 @@ def nbits_kernels(node: Node, request: Request) -> Iterator[tuple[NBitsKernel, R
         tail=tuple(one for one in tail if one is not None),
         rows=prod(dst.dims[:-1]),
         row_steps=tuple((name, step) for name, step in steps.items() if step),
+        is_exact=node.exact,
     )
     yield kernel, {name: formats[name] for name in request if name != "dst"}, (dst,)
 
