@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Cost, Linear, each_image
+from fmtprop.ir.facets import Bytes, Cost, Linear, each_image
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Value
 from fmtprop.ir.op import Category, OpDef, Sample
@@ -184,6 +184,7 @@ DECONVOLUTION = OpDef(
     primitive=primitive_of("Deconvolution"),
     linear=Linear(lambda src, weights, dst: products(src, dst[1], weights), windowed=True, transposed=True),
     spreads=True,
+    bytes=lambda attrs: Bytes.MULTIPLIED,
     cost=Cost(pytorch=0.03, across=3.0),
     sliced=each_image,
     post_ops=frozenset({"eltwise", "binary", "sum", "prelu"}),

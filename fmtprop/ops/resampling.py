@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Cost, Reads, each_image
+from fmtprop.ir.facets import Bytes, Cost, Reads, each_image
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
@@ -213,6 +213,7 @@ RESAMPLING = OpDef(
     # PyTorch's kernels for channels-last take a quarter of the time (2 threads, AVX-512)
     cost=Cost(_operations, gathers=8.0, window=lambda attrs: 0.4 if len(attrs.size) < 3 else 1.2, pytorch=1.0),
     reads=Reads.ROWS_OR_CHANNELS_LAST,
+    bytes=lambda attrs: Bytes.MOVED if attrs.alg == "nearest" else Bytes.NEVER,
     loses=loses,
     # sum and binary give wrong results on blocked formats in oneDNN 3.2
     post_ops=frozenset({"eltwise"}),

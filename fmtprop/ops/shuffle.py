@@ -12,7 +12,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Cost, each_image_across_axis
+from fmtprop.ir.facets import Bytes, Cost, each_image_across_axis
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
@@ -139,6 +139,7 @@ SHUFFLE = OpDef(
     primitive=primitive,
     sliced=each_image_across_axis,
     cost=Cost(pace=0.65),
+    bytes=lambda attrs: Bytes.MOVED,
     samples=samples,
     torch={
         "aten.channel_shuffle.default": _channel_shuffle,

@@ -21,7 +21,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assignment.formats import describe
-from fmtprop.passes.assignment.without_formats import is_format_change, without_formats
+from fmtprop.passes.assignment.without_formats import is_reorder, without_formats
 from fmtprop.passes.optimal import price, resolve_pins
 from fmtprop.passes.optimal.enumerate import enumerate_ways
 from fmtprop.passes.optimal.problem import Problem, Solution, keeping
@@ -68,7 +68,8 @@ class Counterfactual:
     error_seconds : float, optional
         Error of the difference: of the costs of all steps that differ.
     why : str
-        The reason for not solving it, or the rule or node that forces it.
+        The reason for not solving it, or the rule or node that forces it, or the nodes that compute in other data types
+        in the cheapest plan without it.
     alone_seconds, alone_error_seconds : float, optional
         The difference to the cheapest plan without it in which only the writer and the readers of its tensor differ,
         and the error of the difference; None if there is none. A plan of policy `naive` has many reorders to lose, so
@@ -165,9 +166,21 @@ class Rivals:
         costs = " and ".join(word for word, is_so in (("modelled", False), ("measured", True)) if is_so in told)
         own, own_error = alone if alone is not None else (None, None)
         difference = own if own is not None and decides_alone else extra
+        why = self._other_types(problem, found)
         return Counterfactual(
-            verdict, self.plan_seconds, found.objective, extra, error, "", own, own_error, difference, costs
+            verdict, self.plan_seconds, found.objective, extra, error, why, own, own_error, difference, costs
         )
+
+    def _other_types(self, problem: Problem, solution: Solution) -> str:
+        """Return which nodes of another plan read their first source in another data type."""
+        told = []
+        for index in solution.chosen:
+            way: Way = problem.alternatives[index].payload
+            now = self._runs.get(way.node.name, [])
+            types = [next((desc.dtype for desc in one.operands.values()), None) for one in (*now, way.candidate)]
+            if len(set(types)) > 1 and types[-1] is not None:
+                told.append(f"{way.node.name} in {types[-1]}")
+        return ", ".join([*told[:_MOST_NAMED], *(["…"] if len(told) > _MOST_NAMED else [])])
 
     def _why_forced(self, same: Collection[Value]) -> str:
         """Return why each plan has the reorder: what the tensor's readers can read."""
@@ -231,7 +244,7 @@ class Rivals:
         """Identity and cost of each reorder of the plan, by its tensor in the graph without format changes."""
         found: dict[Value, list[tuple[Hashable, float]]] = {}
         for node in self._formatted.nodes():
-            if node.choice is not None and is_format_change(node):
+            if node.choice is not None and is_reorder(node):
                 tensor = Value(node.name)
                 while tensor.node not in self.normal:
                     tensor = self._formatted.inputs(tensor.node)["src"]

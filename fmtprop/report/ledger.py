@@ -21,7 +21,7 @@ from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.ports import Role, port
 from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.passes.assignment.formats import describe
-from fmtprop.passes.assignment.without_formats import is_format_change
+from fmtprop.passes.assignment.without_formats import is_reorder, is_storing
 from fmtprop.report.counterfactual import (
     FORCED,
     PAYS,
@@ -53,6 +53,8 @@ CAUSES = {
     "pin": "take the pin out, or pin the other side alike",
     "boundary": "give or take the tensor in the format that the plan uses: fmtprop.compile(boundary={...})",
     "data type": "compute both sides in one data type",
+    "quantization": "one side computes in bytes, the other is faster in floats or has no kernel for bytes; keep_float "
+    "has both in floats",
     "view": "no memory format expresses what this operation does, so the elements must be copied; only a model "
     "without it avoids that",
     "in place": "the tensor is made elsewhere: a view, an input, a constant, or read by two concats",
@@ -273,7 +275,7 @@ class _Clerk:
             if opdef(self._graph.node(owner).op).parts is None:
                 return Counterfactual(FORCED, why=f"{operand} of {owner} is overwritten and read again")
             return self._rivals.without(self._source(node), in_place=owner)
-        if not is_format_change(node):
+        if not is_reorder(node):
             return Counterfactual(FORCED, why="the model converts the data type here")
         return self._rivals.without(_producer(self._graph, Value(node.name)))
 
@@ -322,7 +324,7 @@ class _Clerk:
         if kind in (COPY, BOUNDARY):
             return "in place" if kind == COPY else "boundary"
         if src.dtype is not node.descs[0].dtype:
-            return "data type"
+            return "quantization" if is_storing(node) else "data type"
         producer = _producer(self._graph, self._source(node))
         if {*readers, f"{producer.node}.dst"} & self._net.options.pin.keys():
             return "pin"
@@ -371,7 +373,7 @@ def _row(
 
 def _producer(graph: Graph, value: Value) -> Value:
     """Return the original of a value that may be a reordered copy."""
-    while is_format_change(graph.node(value.node)):
+    while is_reorder(graph.node(value.node)):
         value = graph.inputs(value.node)["src"]
     return value
 
@@ -382,7 +384,7 @@ def _readers(graph: Graph, node: Node) -> tuple[str, ...]:
 
 def _read_by(graph: Graph, name: str) -> Iterator[str]:
     for reader, operand in graph.readers(Value(name)):
-        if is_format_change(graph.node(reader)):
+        if is_reorder(graph.node(reader)):
             yield from _read_by(graph, reader)
         else:
             yield f"{reader}.{operand}"

@@ -13,11 +13,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fmtprop.ir.graph import Graph
 from fmtprop.passes.assignment.formats import describe
+from fmtprop.passes.optimal.realise import IN_FLOATS
 from fmtprop.passes.target import is_loop
 from fmtprop.report.files import OURS_TRACE, write_text
 from fmtprop.report.ledger import ReorderRow, module_of, rows_of_packing, rows_of_run, totals, verdict
 from fmtprop.report.machine import machine
-from fmtprop.report.sketch import BufferRow, EdgeRow, NodeRow, buffers_of, edges_of, nodes_of, op_with_tail
+from fmtprop.report.sketch import (
+    BufferRow,
+    EdgeRow,
+    NodeRow,
+    buffers_of,
+    computes_in,
+    edges_of,
+    nodes_of,
+    op_with_tail,
+)
 from fmtprop.runtime.plan import Plan, Step
 from fmtprop.targets import ReferenceTarget
 
@@ -78,6 +88,8 @@ class StepRow:
         The rule that chose its formats.
     origin : str
         Where it is in the model: the path of the module, and the line of a call in a ``forward``.
+    computes_in : str
+        Data type of its first source.
     """
 
     name: str
@@ -88,6 +100,7 @@ class StepRow:
     seconds: float
     reason: str
     origin: str
+    computes_in: str = ""
 
 
 @dataclass(frozen=True)
@@ -213,6 +226,12 @@ class Report:
         return tuple(row for row in self.steps if {row.target, row.impl} & by_pytorch or is_loop(row.impl))
 
     @property
+    def in_floats(self) -> tuple[tuple[StepRow, str], ...]:
+        """The steps of a quantized model that compute in floats, each with the reason."""
+        found = ((row, row.reason.partition(IN_FLOATS)) for row in self.steps)
+        return tuple((row, why) for row, (_, is_told, why) in found if is_told)
+
+    @property
     def fallback_share(self) -> float:
         """Part of the run in steps without optimized code, 0 to 1."""
         total = sum(row.seconds for row in self.steps)
@@ -285,6 +304,7 @@ class Report:
             **asdict(self),
             "totals": totals(self.reorders),
             "modules": modules_of(self.steps, self.reorders),
+            "precisions": precisions_of(self.steps),
             "costs": self.costs,
             "fallback_share": self.fallback_share,
             "warnings": self.warnings,
@@ -350,6 +370,16 @@ def modules_of(steps: Sequence[StepRow], reorders: Sequence[ReorderRow]) -> list
     return sorted(found.values(), key=lambda sums: -sums["seconds"])
 
 
+def precisions_of(steps: Sequence[StepRow]) -> list[dict[str, Any]]:
+    """Return the steps and their time by the data type that they compute in; the slowest first."""
+    found: dict[str, dict[str, Any]] = {}
+    for step in steps:
+        sums = found.setdefault(step.computes_in, {"name": step.computes_in, "steps": 0, "seconds": 0.0})
+        sums["steps"] += 1
+        sums["seconds"] += step.seconds
+    return sorted(found.values(), key=lambda sums: -sums["seconds"])
+
+
 def _as_of(times: Sequence[float], seconds: float) -> list[float]:
     """Return the times of steps that are in all a run's, so that shares of the steps are shares of the run."""
     total = sum(times)
@@ -370,9 +400,9 @@ def whole_run(net: Compiled, repeats: int) -> float:
 def _step_row(step: Step, seconds: float) -> StepRow:
     choice = step.node.choice
     impl, reason = (choice.impl, choice.reason) if choice is not None else ("", "")
-    return StepRow(
-        step.node.name, op_with_tail(step.node), impl, step.target, _formats(step), seconds, reason, step.node.origin
-    )
+    node = step.node
+    row = node.name, op_with_tail(node), impl, step.target, _formats(step), seconds, reason, node.origin
+    return StepRow(*row, computes_in(node))
 
 
 def _formats(step: Step) -> str:

@@ -50,6 +50,15 @@ _DERIVED = {
             },
         },
     },
+    "precisions": {
+        "description": "Steps and their time by the data type of their first source.",
+        "type": "array",
+        "items": {
+            "type": "object",
+            "required": ["name", "steps", "seconds"],
+            "properties": {"name": {"type": "string"}, "steps": {"type": "integer"}, "seconds": {"type": "number"}},
+        },
+    },
     "costs": {"description": "Sources of the costs: modelled, measured, or modelled and measured.", "type": "string"},
     "fallback_share": {"description": "Part of the run in steps without optimized code.", "type": "number"},
     "warnings": {"type": "array", "items": {"type": "string"}},

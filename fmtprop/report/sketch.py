@@ -33,6 +33,8 @@ class NodeRow:
         Format of its first result, or of an output's operand.
     x, y : float
         Place in the picture, in nodes.
+    computes_in : str
+        Data type of its first source.
     """
 
     name: str
@@ -43,6 +45,7 @@ class NodeRow:
     format: str
     x: float
     y: float
+    computes_in: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ def _node_row(graph: Graph, node: Node, x: float, y: float) -> NodeRow:
     choice = node.choice
     desc = node.descs[0] if node.descs else graph.desc_of(graph.inputs(node.name)["src"])
     impl, target = (choice.impl, choice.target) if choice is not None else ("", "")
-    return NodeRow(node.name, op_with_tail(node), impl, target, node.origin, describe(desc), x, y)
+    return NodeRow(node.name, op_with_tail(node), impl, target, node.origin, describe(desc), x, y, computes_in(node))
 
 
 def op_with_tail(node: Node) -> str:

@@ -29,6 +29,8 @@ def report_text(report: Report) -> str:
         parts.insert(3, _totals(report))
     if told := certificate_text(report):
         parts.insert(2, told + "\n")
+    if report.in_floats:
+        parts.append(_in_floats(report))
     if report.fallbacks:
         parts.append(_fallbacks(report))
     parts += [f"warning: {printable(warning)}" for warning in report.warnings]
@@ -196,10 +198,19 @@ def _counts(report: Report) -> Table:
 
 def _slowest(report: Report) -> Table:
     table = Table(title=f"the {_SLOWEST_STEPS} slowest steps")
-    for column in ("step", "op", "implementation", "formats", "time", "from"):
+    for column in ("step", "op", "in", "implementation", "formats", "time", "from"):
         table.add_column(column, justify="right" if column == "time" else "left", overflow="fold")
     for row in sorted(report.steps, key=lambda row: -row.seconds)[:_SLOWEST_STEPS]:
-        _add_row(table, row.name, row.op, row.impl, row.formats, _time(row.seconds), row.origin)
+        _add_row(table, row.name, row.op, row.computes_in, row.impl, row.formats, _time(row.seconds), row.origin)
+    return table
+
+
+def _in_floats(report: Report) -> Table:
+    table = Table(title="quantized, but computed in floats")
+    for column in ("step", "op", "time", "why", "from"):
+        table.add_column(column, overflow="fold")
+    for row, why in report.in_floats:
+        _add_row(table, row.name, row.op, _time(row.seconds), why, row.origin)
     return table
 
 

@@ -348,6 +348,15 @@ def _bytes_by_gemm_of_single_places(node: Node, formats: Request, impl: str) -> 
 
 
 # seen in 3.6.2 for few rows: [2,33] by [33,33], [5,48] by [48,8]; 3.2.0 is right
+@_defect((3, 0), _NOT_YET, "compiled deconvolution of bytes is wrong where its window is smaller than its strides")
+def _bytes_deconvolved_with_gaps(node: Node, formats: Request, impl: str) -> bool:
+    attrs = node.attrs
+    if not isinstance(attrs, Deconv) or not impl.startswith("jit") or formats["src"].dtype.nbytes > 1:
+        return False
+    window = formats["weights"].dims[-len(attrs.strides) :]
+    return any(size < stride for size, stride in zip(window, attrs.strides, strict=True))
+
+
 @_defect((3, 3), _NOT_YET, "the product of matrices of bytes by gemm is wrong with a bias")
 def _bytes_by_gemm_with_bias(node: Node, formats: Request, impl: str) -> bool:
     return impl in ("gemm:jit", "matmul:gemm:jit") and "bias" in formats and formats["src"].dtype.nbytes == 1

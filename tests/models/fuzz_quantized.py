@@ -26,6 +26,7 @@ from fmtprop.ops import (
     Binary,
     Concat,
     Conv,
+    Deconv,
     Dequantize,
     Eltwise,
     InnerProduct,
@@ -33,7 +34,9 @@ from fmtprop.ops import (
     Permute,
     Pooling,
     Quantize,
+    Resampling,
     Reshape,
+    Shuffle,
     Softmax,
     emit,
 )
@@ -184,6 +187,38 @@ def convolution(net: Drawn) -> None:
         net.add("convolution", value, (place,), run)
 
 
+def deconvolution(net: Drawn) -> None:
+    place = net.place(4)
+    if place is None or max(net.graph.type_of(net.values[place]).dims[2:]) > 24:
+        return
+    channels, pick = net.graph.type_of(net.values[place]).dims[1], net.random.choice
+    kernel, stride = pick([1, 2, 3, 4]), pick([1, 2])
+    weights, w = net.weights((pick([1, 8, 17, 32]), channels, kernel, kernel), 0)
+    bias, b = net.bias((w.shape[0],))
+    inputs = {"src": net.values[place], "weights": weights, **bias}
+    value = emit(net.graph, "deconvolution", inputs, Deconv.make(2, strides=stride))
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return F.conv_transpose2d(x, w.transpose(0, 1).to(x.dtype), b.to(x.dtype), stride)
+
+    net.add("deconvolution", value, (place,), run)
+
+
+def moved(net: Drawn) -> None:
+    place = net.place(4)
+    if place is None:
+        return
+    source = net.values[place]
+    dims = net.graph.type_of(source).dims
+    if net.random.random() < 0.5 and max(dims[2:]) <= 24:
+        attrs = Resampling("nearest", tuple(2 * one for one in dims[2:]))
+        value = emit(net.graph, "resampling", {"src": source}, attrs)
+        net.add("nearest", value, (place,), lambda x: x.repeat_interleave(2, 2).repeat_interleave(2, 3))
+    elif dims[1] % 2 == 0:
+        value = emit(net.graph, "shuffle", {"src": source}, Shuffle(1, 2))
+        net.add("shuffle", value, (place,), lambda x: x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2))
+
+
 def product(net: Drawn) -> None:
     place = net.place()
     assert place is not None
@@ -271,7 +306,9 @@ def view(net: Drawn) -> None:
     )
 
 
-LAYERS: tuple[Callable[[Drawn], None], ...] = (convolution, convolution, product, scores, pooling, function, two, view)
+LAYERS: tuple[Callable[[Drawn], None], ...] = (
+    convolution, convolution, deconvolution, moved, product, scores, pooling, function, two, view,
+)  # fmt: skip
 
 #: what a graph is compiled by: in bytes wherever a kernel can, by costs, and in real numbers
 WAYS: tuple[dict[str, str], ...] = ({"policy": "propagate"}, {"policy": "optimal"}, {"target": "mkldnn"})

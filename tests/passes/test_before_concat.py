@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from fmtprop.ops import Concat
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.types import TensorType
+from fmtprop.ops import Concat, FakeQuantize, emit
+from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.rewrites.before_concat import BeforeConcat
 from fmtprop.passes.rewrites.fold_batch_norm import FoldBatchNorm
 from fmtprop.passes.rewrites.fuse_post_ops import FusePostOps
@@ -61,3 +65,27 @@ def test_a_source_that_is_no_product_keeps_it():
     x = build.input(2, 3, 6, 6)
     value = build.op("concat", Concat(1), "joined", src_0=build.conv(x, 4, "conv"), src_1=x)
     assert summary(rewrite(build.output(build.norm(value, "bn")), *PASSES)) == ["conv", "joined", "bn"]
+
+
+def rounded(count, readers=1):
+    """A rounding of a concat of tensors on other grids."""
+    graph = Graph("rounded")
+    parts = [graph.input(f"x_{index}", TensorType((1, 4, 3, 3))) for index in range(count)]
+    parts = [emit(graph, "fake_quantize", {"src": x}, FakeQuantize(0.1 + i, -8, 8)) for i, x in enumerate(parts)]
+    joined = emit(graph, "concat", {f"src_{index}": part for index, part in enumerate(parts)}, Concat(1))
+    graph.output(emit(graph, "fake_quantize", {"src": joined}, FakeQuantize(0.5, -8, 8)))
+    for _ in range(readers - 1):
+        graph.output(joined)
+    return graph
+
+
+@pytest.mark.parametrize(("count", "readers", "moves"), [(2, 1, True), (4, 1, True), (5, 1, False), (2, 2, False)])
+def test_a_rounding_of_a_few_rounded_tensors_is_that_of_each(count, readers, moves):
+    graph = rounded(count, readers)
+    result = BeforeConcat().run(graph)
+    concat = next(node for node in result.nodes() if node.op == "concat")
+    sources = [result.node(value.node).attrs for value in result.inputs(concat.name).values()]
+    assert (sources == [FakeQuantize(0.5, -8, 8)] * count) == moves
+    inputs = {f"x_{index}": torch.randn(1, 4, 3, 3) * 5 for index in range(count)}
+    for got, want in zip(evaluate(result, inputs), evaluate(graph, inputs), strict=True):
+        assert torch.equal(got, want)

@@ -15,7 +15,7 @@ from fmtprop.passes.optimal import price
 from fmtprop.passes.optimal.problem import keeping
 from fmtprop.passes.optimal.realise import realise
 from fmtprop.passes.optimal.solve import solve
-from fmtprop.report.counterfactual import UNCERTAIN, Counterfactual, Rivals, is_format_change
+from fmtprop.report.counterfactual import UNCERTAIN, Counterfactual, Rivals, is_reorder
 from fmtprop.runtime import build_plan
 from fmtprop.targets.registry import provider, setting_for
 
@@ -48,7 +48,7 @@ def rivals_of(net):
         same = rivals.same(tensor)
         problem = keeping(rivals.problem, same)
         graph = realise(rivals.normal, problem, solve(problem, SECONDS), spec, baseline)
-        assert not any(is_format_change(node) and graph.inputs(node.name)["src"] in same for node in graph.nodes())
+        assert not any(is_reorder(node) and graph.inputs(node.name)["src"] in same for node in graph.nodes())
         found[row.name] = Without(row.counterfactual, graph)
     return rivals, {"now": build_plan(now, target)}, found, target
 

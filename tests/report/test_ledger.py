@@ -21,7 +21,7 @@ from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
 from fmtprop.ir.node import Value
 from fmtprop.passes.optimal import OptimalFormats
 from fmtprop.passes.target import Setting
-from fmtprop.report.counterfactual import FORCED, PAYS, UNCERTAIN, WASTED, is_format_change
+from fmtprop.report.counterfactual import FORCED, PAYS, UNCERTAIN, WASTED, is_reorder
 from fmtprop.report.ledger import CAUSES, KINDS, module_of, totals
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.tuning import costs_for
@@ -105,7 +105,7 @@ def test_counterfactuals_are_the_exact_solvers(usual_peaks):
         kept = (Value(row.producer),)
         solver = OptimalFormats(Setting(OneDnnTarget(), ReferenceTarget()), costs, kept=kept)
         formatted, certificate = solver.solve(normal)
-        copied = [node for node in formatted.nodes() if is_format_change(node)]
+        copied = [node for node in formatted.nodes() if is_reorder(node)]
         assert kept[0] not in [formatted.inputs(node.name)["src"] for node in copied]
         assert row.counterfactual.seconds == pytest.approx(certificate.objective, rel=0.02)
         assert row.counterfactual.extra_seconds < 0, "naive's reorders are a waste"

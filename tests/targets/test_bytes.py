@@ -11,7 +11,7 @@ from fmtprop.ir.grid import Grid
 from fmtprop.ir.node import PostOp
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.ops import Binary, Conv, Eltwise, FakeQuantize, InnerProduct, MatMul, Pooling, Reorder
+from fmtprop.ops import Binary, Conv, Deconv, Eltwise, FakeQuantize, InnerProduct, MatMul, Pooling, Reorder
 from fmtprop.passes.precision.in_bytes import in_bytes, in_reals
 from fmtprop.passes.target import free_request
 from fmtprop.runtime.selfcheck import check_node
@@ -257,3 +257,12 @@ def test_shifted_bytes_in_another_order_are_converted_elsewhere(dims, read):
     assert known_bad((3, 2, 0), node, alike, "jit:uni") is None
     for candidate in OneDnnTarget().candidates(node, formats):
         assert check_node(node.with_(descs=candidate.results, choice=candidate.choice("test"))) is None
+
+
+@pytest.mark.parametrize(("kernel", "is_bad"), [(1, True), (2, False), (3, False)])
+def test_known_bad_deconvolution_with_gaps(kernel, is_bad):
+    types = {"src": TensorType((1, 16, 5, 5)), "weights": TensorType((32, 16, kernel, kernel))}
+    node = node_of("deconvolution", Deconv.make(2, strides=2), types)
+    formats = {name: MemoryDesc(types[name].dims, kind) for name, kind in (("src", "u8"), ("weights", "s8"))}
+    found = known_bad((3, 2, 0), node, formats, "jit_deconvolution:avx512_core_vnni")
+    assert ("smaller than its strides" in str(found)) == is_bad

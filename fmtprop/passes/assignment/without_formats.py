@@ -20,6 +20,11 @@ def is_storing(node: Node) -> bool:
     return node.op == "reorder" and node.choice is not None and {"src", "dst"} <= node.grids.keys()
 
 
+def is_reorder(node: Node) -> bool:
+    """Return whether a formatted node is no part of the model: it changes the format, or how a grid is stored."""
+    return is_format_change(node) or is_storing(node)
+
+
 def without_formats(graph: Graph) -> Graph:
     """Return a formatted graph without its formats, choices, and changes of format: a normal graph again.
 
@@ -27,7 +32,7 @@ def without_formats(graph: Graph) -> Graph:
     """
     normal = graph.copy()
     for node in graph.nodes():
-        if is_format_change(node) or is_storing(node):
+        if is_reorder(node):
             normal.replace_uses(Value(node.name), normal.inputs(node.name)["src"])
             normal.remove(node.name)
     return normal.map_nodes(lambda node: node.with_(descs=(), choice=None, results=_in_reals(node)))

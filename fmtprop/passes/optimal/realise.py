@@ -18,6 +18,9 @@ from fmtprop.passes.optimal.problem import Problem, Solution
 from fmtprop.passes.optimal.ways import Way
 from fmtprop.passes.target import Candidate
 
+#: begins the reason of a node of a quantized model that computes with real numbers
+IN_FLOATS = "stays in floats: "
+
 
 def realise(graph: Graph, problem: Problem, solution: Solution, spec: AssignFormats, baseline: Graph) -> Graph:
     """Return the formatted graph of a solution.
@@ -143,13 +146,13 @@ def _why_no_bytes(way: Way, offered: list[Candidate], spec: AssignFormats) -> st
     if node.is_boundary or not is_quantized or candidate.target == "view" or _reads_bytes(candidate):
         return ""
     if not spec.setting.in_bytes:
-        return "; stays in floats: this target computes nothing in bytes"
+        return f"; {IN_FLOATS}this target computes nothing in bytes"
     if not node.grids.keys() & set(sources(node, candidate.operands)):
-        return "; stays in floats: it reads numbers that are not rounded"
+        return f"; {IN_FLOATS}it reads numbers that are not rounded"
     in_bytes = [other.cost for other in offered if _reads_bytes(other)]
     if not in_bytes:
-        return "; stays in floats: no implementation here computes with its bytes"
-    return f"; stays in floats: {min(in_bytes) * 1e6:.0f} us in bytes, and changes of type around it"
+        return f"; {IN_FLOATS}no implementation here computes with its bytes"
+    return f"; {IN_FLOATS}{min(in_bytes) * 1e6:.0f} us in bytes, and changes of type around it"
 
 
 def _reads_bytes(candidate: Candidate) -> bool:

@@ -1,4 +1,4 @@
-"""Normalizations and activations of joined tensors move to the products that made the parts."""
+"""Normalizations, activations and roundings of joined tensors move to what made the parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from fmtprop.ir.op import Category, opdef
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.normalization import BatchNorm
+from fmtprop.ops.quantization import FakeQuantize
 from fmtprop.passes.editing import is_constant, only_reader, viewed_constant
+from fmtprop.passes.precision.mark_grids import keeps_numbers
+
+#: tensors that are rounded one by one: more of them are a dense block, whose parts are read by many concats
+_MOST_ROUNDED = 4
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,8 @@ class BeforeConcat:
     """Exchange a concat of products with the batch normalization or the function behind it.
 
     Each part then has a normalization, which is folded into its product, and a function, which the product absorbs.
-    Networks that mix kernels of several sizes join them before they normalise.
+    Networks that mix kernels of several sizes join them before they normalise. A rounding behind a concat of a few
+    rounded tensors is exchanged with it, too: then the concat has one grid, and moves bytes.
 
     Notes
     -----
@@ -40,10 +46,13 @@ class BeforeConcat:
         #: nodes that moved, behind products
         moved: set[str] = set()
         for node in graph.nodes():
-            if node.is_boundary or node.post_ops or not isinstance(node.attrs, Eltwise | BatchNorm):
+            if node.is_boundary or node.post_ops or not isinstance(node.attrs, Eltwise | BatchNorm | FakeQuantize):
                 continue
             concat = graph.node(graph.inputs(node.name)["src"].node)
-            if _is_of_products(graph, concat, node, moved) and _fits(graph, concat, node):
+            if isinstance(node.attrs, FakeQuantize):
+                if _is_of_roundings(graph, concat, node):
+                    _exchange(graph, concat, node)
+            elif _is_of_products(graph, concat, node, moved) and _fits(graph, concat, node):
                 moved.update(_exchange(graph, concat, node))
         return graph
 
@@ -60,6 +69,21 @@ def _is_of_products(graph: Graph, concat: Node, reader: Node, moved: set[str]) -
         if source.name not in moved and not (declaration.category is Category.COMPUTE and declaration.absorbs):
             return False
     return True
+
+
+def _is_of_roundings(graph: Graph, concat: Node, reader: Node) -> bool:
+    """Return whether a node is a concat that only one node reads, of a few tensors on grids."""
+    if not isinstance(concat.attrs, Concat) or only_reader(graph, Value(concat.name)) != reader:
+        return False
+    sources = graph.inputs(concat.name).values()
+    return len(sources) <= _MOST_ROUNDED and all(_is_rounded(graph, value) for value in sources)
+
+
+def _is_rounded(graph: Graph, value: Value) -> bool:
+    node = graph.node(value.node)
+    if node.is_boundary or isinstance(node.attrs, FakeQuantize):
+        return not node.is_boundary
+    return keeps_numbers(node) and all(_is_rounded(graph, source) for source in graph.inputs(node.name).values())
 
 
 def _fits(graph: Graph, concat: Node, node: Node) -> bool:

@@ -53,6 +53,14 @@
     return { name, colour: "hsl(" + (sum % 360) + ",42%," + (42 + (sum % 3) * 8) + "%)" };
   }
   const formatColour = (format) => familyOf(format).colour;
+  // bytes, and floats of two bytes; all others are f32
+  const PRECISIONS = { u8: "#d6336c", s8: "#d6336c", bf16: "#7048e8", f16: "#7048e8" };
+  const precisionColour = (dtype) => PRECISIONS[dtype] || "#6b7785";
+  function precisions(rows, words) {
+    const types = [...new Set(rows.map((row) => row.computes_in))];
+    return [...new Set(types.map(precisionColour))].map((colour) => legendOf(colour, words + types.filter((one) => precisionColour(one) === colour).join(", ")));
+  }
+  const isMixed = (report) => report.precisions.length > 1;
 
   // ---------------------------------------------------------------- charts
   function draw(id, label, option) {
@@ -112,6 +120,7 @@
       ["arena", bytes(report.memory.arena)],
       ["policy", report.policy + ", " + report.precision],
     ];
+    if (isMixed(report)) report.precisions.forEach((one) => figures.push(["in " + (one.name || "no type"), one.steps + " steps, " + milliseconds(one.seconds)]));
     if (report.certificate) figures.push(["above lower bound, " + report.costs, percent(report.certificate.gap)]);
     fill(byId("figures"), ...figures.map(([name, value]) => fill(element("div"), element("dt", name), element("dd", value))));
   }
@@ -147,16 +156,19 @@
 
   function timeline(report) {
     let now = 0;
-    const blocks = report.steps.map((step, index) => {
+    const blocks = report.steps.flatMap((step, index) => {
       const row = isReorder(report, step.name) ? 0 : 1;
-      const value = [row, now * 1e3, (now + step.seconds) * 1e3, index];
+      const [from, to] = [now * 1e3, (now + step.seconds) * 1e3];
       now += step.seconds;
-      return { value, itemStyle: { color: row === 0 ? HOT : formatColour(step.formats.split(" -> ")[1]) } };
+      const own = { value: [row, from, to, index], itemStyle: { color: row === 0 ? HOT : formatColour(step.formats.split(" -> ")[1]) } };
+      return isMixed(report) ? [own, { value: [2, from, to, index], itemStyle: { color: precisionColour(step.computes_in) } }] : [own];
     });
+    const names = isMixed(report) ? ["reorders", "steps", "precision"] : ["reorders", "steps"];
+    fill(byId("precisions"), ...(isMixed(report) ? precisions(report.steps, "in ") : []));
     const chart = draw("timeline", "Timeline of a run: " + report.steps.length + " steps in " + milliseconds(now), {
       grid: { left: 74, right: 16, top: 8, bottom: 82 },
       xAxis: axis({ type: "value", name: "ms", nameLocation: "middle", nameGap: 26, min: 0, max: Number((now * 1e3).toPrecision(6)), label: { formatter: (v) => String(Number(v.toPrecision(3))) } }),
-      yAxis: axis({ type: "category", data: ["reorders", "steps"], inverse: true }),
+      yAxis: axis({ type: "category", data: names, inverse: true }),
       dataZoom: [{ type: "slider", filterMode: "weakFilter", bottom: 8, height: 22, showDetail: false, textStyle: { color: ink() } }, { type: "inside", filterMode: "weakFilter", zoomOnMouseWheel: "shift" }],
       tooltip: { formatter: (p) => stepText(report.steps[p.value[3]]) },
       series: [{
@@ -173,7 +185,7 @@
     chart.off("click");
     chart.on("click", (p) => isReorder(report, report.steps[p.value[3]].name) && choose(report.steps[p.value[3]].name));
   }
-  const stepText = (step) => safe([step.name + "  " + milliseconds(step.seconds), step.op + ", " + step.impl, step.formats, clip(step.origin, 80)].filter(Boolean).join("\n"));
+  const stepText = (step) => safe([step.name + "  " + milliseconds(step.seconds), step.op + ", " + step.impl + ", in " + step.computes_in, step.formats, clip(step.origin, 80)].filter(Boolean).join("\n"));
   const isReorder = (report, name) => report.reorders.some((row) => row.name === name);
 
   // ---------------------------------------------------------------- tables
@@ -251,11 +263,12 @@
     if (!row) return fill(byId("detail"));
     const c = row.counterfactual;
     const differs = (s, error) => signed(s) + " a run, " + c.costs + " (± " + milliseconds(error) + ")";
+    const others = c.why ? ", with " + c.why : "";
     const told = {
       forced: "No plan of these nodes does without it: " + c.why + ".",
-      pays: "The cheapest plan without it: " + differs(c.extra_seconds, c.error_seconds) + ".",
-      uncertain: "The cheapest plan without it: " + differs(c.extra_seconds, c.error_seconds) + ", a difference within the errors of the costs. fmtprop tune measures them.",
-      avoidable: "The cheapest plan without it: " + differs(c.extra_seconds, c.error_seconds) + ". It may differ in other places too: gains of several reorders do not add up.",
+      pays: "The cheapest plan without it: " + differs(c.extra_seconds, c.error_seconds) + others + ".",
+      uncertain: "The cheapest plan without it: " + differs(c.extra_seconds, c.error_seconds) + others + ", a difference within the errors of the costs. fmtprop tune measures them.",
+      avoidable: "The cheapest plan without it: " + differs(c.extra_seconds, c.error_seconds) + others + ". It may differ in other places too: gains of several reorders do not add up.",
     }[c.verdict] || "Not solved: " + c.why;
     const alone = c.alone_seconds === null ? "no such plan" : differs(c.alone_seconds, c.alone_error_seconds) + ", if only the writer and the readers of this tensor change";
     const boundary = new Set(report.nodes.filter((node) => ["input", "output"].includes(node.op)).map((node) => node.name));
@@ -322,7 +335,7 @@
       name: node.name, x: indent + node.x * across, y: node.y * down, value: node,
       symbol: known.has(node.name) ? "diamond" : symbols[node.op] || "roundRect",
       symbolSize: size * (known.has(node.name) ? 1.4 : node.target === "view" ? 0.6 : 1),
-      itemStyle: { color: known.has(node.name) ? HOT : formatColour(node.format), borderColor: node.name === chosen ? ink() : "transparent", borderWidth: node.name === chosen ? 4 : 0 },
+      itemStyle: { color: known.has(node.name) ? HOT : formatColour(node.format), borderColor: node.name === chosen ? ink() : PRECISIONS[node.computes_in] || "transparent", borderWidth: node.name === chosen ? 4 : PRECISIONS[node.computes_in] && node.target !== "view" ? 2.5 : 0 },
     }));
     const links = report.edges.map((edge) => {
       const hot = known.has(edge.producer) || known.has(edge.reader);
@@ -350,7 +363,7 @@
     byId("out").onclick = () => zoom(chart, 1 / 1.6);
     byId("fit").onclick = () => graph(report);
     const shown = new Map(report.nodes.map((node) => familyOf(node.format)).map((one) => [one.name, one.colour]));
-    fill(byId("legend"), legendOf(HOT, "reorder"), ...[...shown].slice(0, 12).map(([name, colour]) => legendOf(colour, name)));
+    fill(byId("legend"), legendOf(HOT, "reorder"), ...precisions(report.nodes.filter((node) => PRECISIONS[node.computes_in]), "edges: nodes in "), ...[...shown].slice(0, 12).map(([name, colour]) => legendOf(colour, name)));
   }
   function zoom(chart, factor) {
     const series = chart.getOption().series[0];
@@ -415,10 +428,16 @@
     });
   }
 
+  const IN_FLOATS = "stays in floats: ";
   function slowest(report) {
     const rows = [...report.steps].sort((a, b) => b.seconds - a.seconds).slice(0, 30);
-    const columns = ["step", "time", "op", "implementation", "formats", "module", "why"].map((title, i) => ({ title, number: i === 1, format: i === 3 || i === 4 }));
-    table(byId("slowest"), columns, rows.map((step) => [step.name, milliseconds(step.seconds), step.op, step.impl, step.formats, step.origin, step.reason]));
+    const columns = ["step", "time", "in", "op", "implementation", "formats", "module", "why"].map((title, i) => ({ title, number: i === 1, format: i === 4 || i === 5 }));
+    table(byId("slowest"), columns, rows.map((step) => [step.name, milliseconds(step.seconds), step.computes_in, step.op, step.impl, step.formats, step.origin, step.reason]));
+    byId("slowest").querySelectorAll("tbody td:nth-child(3)").forEach((cell) => PRECISIONS[cell.textContent] && cell.prepend(legendOf(precisionColour(cell.textContent), "").firstChild, " "));
+    const floats = report.steps.filter((step) => step.reason.includes(IN_FLOATS));
+    byId("floats").hidden = !floats.length;
+    const told = ["step", "time", "in", "op", "module", "why"].map((title, i) => ({ title, number: i === 1 }));
+    table(byId("in-floats"), told, floats.map((step) => [step.name, milliseconds(step.seconds), step.computes_in, step.op, step.origin, step.reason.split(IN_FLOATS)[1]]));
   }
 
   // ---------------------------------------------------------------- actions
