@@ -13,6 +13,7 @@ in docs/deploy.md: one process alone is measured on some of the images.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import table, write_json
+from benchmarks.common import markdown, table, write_between, write_json
 from fmtprop.api import compile as compile_model
 from fmtprop.bench.environment import Environment
 from fmtprop.ray import Predictor
@@ -37,7 +38,7 @@ from graphs.architectures import ARCHITECTURES
 #: at least this share of the images a second of bare processes
 TARGET = 0.95
 
-#: images of a file, and of a batch
+#: images of a file, which Ray gives an actor at once, and of a run of the plan
 FILE, BATCH = 250, 16
 
 #: images that PyTorch computes, too
@@ -45,6 +46,9 @@ COMPARED = 32
 
 #: files for a process that runs alone
 ALONE = 4
+
+BEGIN = "<!-- bench_ray: python -m benchmarks.bench_ray mobilenet_v2 --kill --page docs/deploy.md writes this -->"
+END = "<!-- bench_ray: end -->"
 
 #: CPU seconds of an image, one for each turn
 CPU: dict[str, list[float]] = {"Ray Data": [], "bare processes": []}
@@ -101,7 +105,7 @@ def on_ray(folder: Path, plan: str, workers: int, mark: str = "", end_at: float 
         fn_constructor_args=(plan, mark, end_at),
         concurrency=workers,
         num_cpus=1,
-        batch_size=BATCH,
+        batch_size=FILE,
         batch_format="numpy",
     )
     before, count = None, 0
@@ -183,6 +187,23 @@ def turn(batches: Iterator[Batch], count: int, expected: torch.Tensor) -> tuple[
     return float(joined["times"].max() - joined["times"].min()), whole, scores
 
 
+def page(given: argparse.Namespace, environment: Environment, rows: Sequence[Sequence[str]], parts: Any) -> str:
+    """Return what docs/deploy.md shows: the figures, and the calculation with them."""
+    title = (
+        f"{given.model}, f32, {given.images} images, {given.workers} workers of one thread, {environment.cpu}, "
+        f"{environment.cpus} CPUs; Ray Data has {parts['ray']:.3f} of the bare processes' images a second:"
+    )
+    return f"""{title}
+
+{markdown(["", "images/s", "CPU ms an image", "s in all"], rows)}
+
+```python
+parts = {json.dumps(parts)}
+for nodes in (1, 2, 4, 8):
+    print(nodes, images_per_second(nodes, {given.workers}, network=125e6, **parts))
+```"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -192,6 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--kill", action="store_true", help="one more turn, in which an actor dies")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to a file")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="also write them into docs/deploy.md")
     given = parser.parse_args(arguments)
     import ray
 
@@ -255,8 +277,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"by CPU time of an image: {cpu:.3f}")
     one = alone / few
     together = given.workers / rates["bare processes"] / one
-    print(f"alone={one:.5f}, together={together:.3f}, ray={ratio:.3f}, image_bytes={3 * 224 * 224}")
-    write_json(given.json, {"ratio": ratio, "seconds": seconds, "cpu_seconds": CPU, "cpu": environment.cpu})
+    parts = {
+        "alone": round(one, 5),
+        "together": round(together, 3),
+        "ray": round(ratio, 3),
+        "image_bytes": 3 * 224 * 224,
+    }
+    print(", ".join(f"{name}={value}" for name, value in parts.items()))
+    figures = {"ratio": ratio, "seconds": seconds, "cpu_seconds": CPU, "parts": parts, "cpu": environment.cpu}
+    write_json(given.json, figures)
+    if given.page is not None:
+        write_between(given.page, BEGIN, END, page(given, environment, rows, parts))
     return 0
 
 

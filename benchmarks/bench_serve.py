@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import table, write_json
+from benchmarks.common import markdown, table, write_between, write_json
 from fmtprop.api import compile as compile_model
 from fmtprop.bench.environment import Environment
 from fmtprop.bench.peers import OnnxRuntime, OpenVINO, export_onnx
@@ -52,6 +52,9 @@ BAD_OF = 20
 ASKED_AGAIN = 50
 
 PORT = 8471
+
+BEGIN = "<!-- bench_serve: python -m benchmarks.bench_serve resnet50 --page docs/deploy.md writes this -->"
+END = "<!-- bench_serve: end -->"
 
 
 @dataclass
@@ -214,6 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--files", type=Path, metavar="FOLDER", help="keep plans and ONNX files for the next time")
     parser.add_argument("--prepare", action="store_true", help="only make these files")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to a file")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="also write the table into docs/deploy.md")
     given = parser.parse_args(arguments)
     import ray
     from ray import serve
@@ -269,6 +273,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     environment = Environment.capture(1)
     title = f"{given.model}, 2 replicas of 1 thread, {given.connections} connections; {environment.cpu}"
     print(table(title, columns, rows))
+    if given.page is not None:
+        write_between(given.page, BEGIN, END, f"{title}, {given.seconds:.0f} s an engine:\n\n{markdown(columns, rows)}")
     write_json(given.json, {"rows": [dict(zip(columns, row, strict=True)) for row in rows], "cpu": environment.cpu})
     return int(any(int(row[-1]) for row in rows))
 

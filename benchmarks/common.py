@@ -14,10 +14,14 @@ from rich.table import Table
 
 from fmtprop.api import Options
 from fmtprop.bench import Environment
+from fmtprop.errors import FmtpropError
 from fmtprop.ir.builtin import builtin_names
 from fmtprop.report.text import render
 
-__all__ = ["add_options", "add_race_options", "headline", "table", "tell", "tell_turns", "warn_if_busy", "write_json"]
+__all__ = [
+    "add_options", "add_race_options", "headline", "markdown", "table", "tell", "tell_turns", "warn_if_busy",
+    "write_between", "write_json",
+]  # fmt: skip
 
 _WIDTH = 120
 
@@ -83,6 +87,35 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     for row in rows:
         grid.add_row(*row)
     return render(grid, _WIDTH).rstrip("\n")
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of a page.
+
+    Examples
+    --------
+    >>> print(markdown(["what", "KB"], [["a", "1"]]))
+    | what | KB |
+    |---|---|
+    | a | 1 |
+    """
+    head, *lines = [f"| {' | '.join(row)} |" for row in (columns, *rows)]
+    return "\n".join([head, "|" + "---|" * len(columns), *lines])
+
+
+def write_between(document: Path, begin: str, end: str, text: str) -> None:
+    """Put results into a document between two lines, in the place of those that are there.
+
+    Raises
+    ------
+    FmtpropError
+        The document does not have the two lines.
+    """
+    before, has_begin, rest = document.read_text(encoding="utf-8").partition(begin)
+    _, has_end, after = rest.partition(end)
+    if not has_begin or not has_end:
+        raise FmtpropError(f"{document} must have the lines {begin!r} and {end!r}: the table goes between them")
+    document.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
 def write_json(path: Path | None, data: Any) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
-from fmtprop.errors import FmtpropError
+from benchmarks.common import write_between
 
 __all__ = ["render", "write_table"]
 
@@ -28,12 +28,7 @@ def write_table(rows: Sequence[Row], document: Path = DOCUMENT) -> None:
     FmtpropError
         The document does not have the two marks.
     """
-    text = document.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise FmtpropError(f"{document} must have the lines {BEGIN!r} and {END!r}: the table goes between them")
-    document.write_text(f"{before}{begin}\n\n{render(rows)}\n\n{end}{after}", encoding="utf-8")
+    write_between(document, BEGIN, END, render(rows))
 
 
 def render(rows: Sequence[Row]) -> str:

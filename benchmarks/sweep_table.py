@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from fmtprop.errors import FmtpropError
+from benchmarks.common import write_between
 
 __all__ = ["bound_of", "read", "render", "write_table"]
 
@@ -53,12 +53,7 @@ def write_table(paths: Sequence[Path], document: Path = DOCUMENT) -> None:
     FmtpropError
         The document does not have the two marks.
     """
-    text = document.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise FmtpropError(f"{document} must have the lines {BEGIN!r} and {END!r}: the table goes between them")
-    document.write_text(f"{before}{begin}\n\n{render(read(paths))}\n\n{end}{after}", encoding="utf-8")
+    write_between(document, BEGIN, END, render(read(paths)))
 
 
 def render(rows: Sequence[Row]) -> str:

@@ -28,14 +28,16 @@ class Descs:
 
     def __init__(self) -> None:
         self.rows: list[list[Any]] = []
-        self._places: dict[MemoryDesc, int] = {}
+        #: strides without effect are no part of a format's identity, but kernels and operators see them
+        self._places: dict[tuple[MemoryDesc, tuple[int, ...]], int] = {}
 
     def place(self, desc: MemoryDesc) -> int:
         """Return the place of a format in the table."""
-        if desc not in self._places:
-            self._places[desc] = len(self.rows)
+        key = desc, desc.strides if desc.kind is FormatKind.BLOCKED else ()
+        if key not in self._places:
+            self._places[key] = len(self.rows)
             self.rows.append(_row(desc))
-        return self._places[desc]
+        return self._places[key]
 
 
 def _row(desc: MemoryDesc) -> list[Any]:
@@ -45,16 +47,16 @@ def _row(desc: MemoryDesc) -> list[Any]:
     if desc.kind is FormatKind.OPAQUE:
         token = desc.token if desc.token in _LASTING else None
         return [*head, {"opaque": desc.nbytes, "token": token}]
-    if desc.tag is not None and _is_same(MemoryDesc(desc.dims, desc.dtype, tag=desc.tag), desc):
+    if desc.tag is not None and has_usual_strides(desc):
         return [*head, desc.tag]
     blocks = [list(block) for block in desc.inner_blocks]
     numbers = [list(desc.strides), blocks, list(desc.padded_dims), list(desc.padded_offsets), desc.offset0]
     return [*head, dict(zip(_KEYS, numbers, strict=True))]
 
 
-def _is_same(one: MemoryDesc, other: MemoryDesc) -> bool:
-    """Return whether formats are equal, strides without effect included: operators of PyTorch see these."""
-    return one.geometry == other.geometry
+def has_usual_strides(desc: MemoryDesc) -> bool:
+    """Return whether a format's tag tells all, strides without effect included: kernels and operators see these."""
+    return desc.tag is None or MemoryDesc(desc.dims, desc.dtype, tag=desc.tag).geometry == desc.geometry
 
 
 def descs_of(rows: Any) -> list[MemoryDesc]:

@@ -132,6 +132,25 @@ def test_bf16(tmp_path):
     assert again.precision == "bf16"
 
 
+@pytest.mark.parametrize("policy", ["propagate", "optimal"])
+def test_weights_with_strides_without_effect(policy, tmp_path):
+    """One output: oneDNN gave its own strides for the axis of size 1, by which its kernel chooses how to sum up."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 24)
+    net = fp.compile(torch.nn.Linear(24, 1, bias=False), x, policy=policy, deterministic=True)
+    again = fp.load_plan(saved(net, tmp_path), on_mismatch="error")
+    check_same(net, again, [x])
+    strides = [
+        [
+            step.node.choice.operands["weights"].strides
+            for step in one.plan.steps
+            if "weights" in step.node.choice.operands
+        ]
+        for one in (net, again)
+    ]
+    assert strides[0] == strides[1]
+
+
 def test_options_and_structures(tmp_path):
     """Pins, formats at the boundary, exact special values; nested arguments and results."""
     x = torch.randn(2, 16, 8, 8)
