@@ -114,8 +114,16 @@ def _column(batch: Batch, spec: Spec) -> torch.Tensor:
         raise InputError(f"column {name!r} holds {column.dtype}, the model takes {spec.dtype}")
     if len(column) and not _converts(column, spec.dtype):
         raise InputError(f"column {name!r} holds {column.dtype}, the model takes {spec.dtype}: convert it before")
-    tensor = torch.from_numpy(np.ascontiguousarray(column) if column.flags.writeable else column.copy())
-    return tensor.to(spec.dtype)
+    return torch.from_numpy(np.asarray(_Shared(np.ascontiguousarray(column)))).to(spec.dtype)
+
+
+class _Shared:
+    """An array without a copy: PyTorch warns of memory that must not be written, as Ray's; no plan writes there."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        interface = array.__array_interface__
+        self.array = array
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 
 
 def _fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
