@@ -53,7 +53,9 @@ _OPERATORS: Final = frozenset(
 _MATH: Final = frozenset({"ceil", "floor", "sqrt", "trunc"})
 # Functions of tensors, and control flow. Other namespaces print, send data, or contain other people's code.
 _TORCH_OP = re.compile(
-    r"torch\.ops\.((aten|prims|torchvision)\.(?P<name>\w+)(\.[a-zA-Z]\w*)?|higher_order\.(?P<control>\w+))", re.ASCII
+    r"torch\.ops\.("
+    r"(aten|prims|quantized_decomposed|torchvision)\.(?P<name>\w+)(\.[a-zA-Z]\w*)?|higher_order\.(?P<control>\w+))",
+    re.ASCII,
 )
 # These operators read or write the file that a node names.
 _FILE_OPS: Final = frozenset({"from_file", "save"})
@@ -89,7 +91,7 @@ def parse_json(data: bytes, where: str) -> Any:
 
 
 def check_program(data: bytes, where: str) -> None:
-    """Check a serialized exported program.
+    """Check a serialized exported program, and have PyTorch define the operators that it defines only on request.
 
     Raises
     ------
@@ -97,6 +99,8 @@ def check_program(data: bytes, where: str) -> None:
         The program has a string that would be executed and does not match the exporter's grammar.
     """
     program = parse_json(data, where)
+    if b"quantized_decomposed" in data:
+        import torch.ao.quantization.fx._decomposed  # noqa: F401
     if not isinstance(program, dict):
         raise ImportModelError(f"{where} is not an exported program: a JSON {type(program).__name__}")
     # the field, its content, and whether it is part of a node's arguments

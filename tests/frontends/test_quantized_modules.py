@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +72,22 @@ def test_a_quantized_module_means_itself_by_both_doors(make: Any, bytes_: int) -
     assert products_of_bytes(net.compilation.normal) == bytes_
     for result in (net(x), torch.compile(module, backend="fmtprop")(x)):
         assert (result - expected).abs().max() <= TOLERANCE * expected.abs().max()
+
+
+def test_a_layer_that_runs_twice_is_quantized_as_two() -> None:
+    pytest.importorskip("torchao")
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.act = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), nn.ReLU()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.act(x)
+            return self.act(self.second(self.act(self.first(x))) + x)
+
+    made = fp.quantize(Residual().eval(), [image(seed) for seed in range(4)])
+    assert products_of_bytes(fp.compile(made, image(9), policy="propagate", confirm=False).compilation.normal) == 2
 
 
 def test_quantize_takes_what_the_module_takes() -> None:
@@ -144,6 +164,8 @@ def test_a_module_of_nncf() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_scale_that_is_none_is_one_error(scale: float) -> None:
+    import_module("torch.ao.quantization.fx._decomposed")  # defines the operators
+
     class Wrong(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             q = torch.ops.quantized_decomposed
@@ -152,6 +174,18 @@ def test_a_scale_that_is_none_is_one_error(scale: float) -> None:
 
     with pytest.raises(fp.PassError, match=r"node quantize_1 .*its scale is .*must be positive and finite"):
         fp.compile(Wrong(), torch.randn(2, 3))
+
+
+def test_the_file_of_a_quantized_module_opens_in_a_new_process(tmp_path: Path) -> None:
+    module, x, file = quantized(), image(9), tmp_path / "quantized.pt2"
+    torch.export.save(torch.export.export(module, (x,)), file)
+    net = fp.compile(str(file), policy="propagate", confirm=False)
+    with torch.no_grad():
+        expected = module(x)
+    assert (net(x) - expected).abs().max() <= TOLERANCE * expected.abs().max()
+    code = f"import fmtprop as fp; print(fp.load({str(file)!r}).count('quantize'))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(ran.stdout) > 0
 
 
 class Decompressed(nn.Module):
