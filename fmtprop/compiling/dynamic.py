@@ -18,7 +18,6 @@ from fmtprop.compiling.plans import Plans
 from fmtprop.compiling.saveable import Saveable
 from fmtprop.compiling.serving import Serving
 from fmtprop.errors import InputError
-from fmtprop.frontends.specialise import Sizes
 from fmtprop.ir.structure import flatten_arguments, restructure
 from fmtprop.report import TOLERANCES
 from fmtprop.runtime.agreement import relative_error
@@ -145,6 +144,8 @@ class DynamicModel(Serving, Saveable):
                 self.plan_for(*(call if isinstance(call, tuple | list) else (call,)))
 
     def _warm_up_sizes(self, given: Mapping[str, Sequence[Any]] | None) -> None:
+        from fmtprop.frontends.specialise import Sizes  # PyTorch's exporter, which loaded plans do without
+
         exported = self._program().exported
         if given is None and self._buckets is None:
             raise InputError(f"{self.name}: without buckets, warm_up needs the sizes or the calls to plan for")

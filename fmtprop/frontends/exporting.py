@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.derivatives import with_derivatives
-from fmtprop.frontends.example_of_one import of_two
+from fmtprop.frontends.example_of_one import allow_one, of_two
 from fmtprop.frontends.export_failures import depends_on_data, export_failure
 from fmtprop.frontends.source_text import check_keywords
 from fmtprop.frontends.state import attributes_kept, warn_of_state
@@ -94,17 +94,17 @@ def export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dynam
     ImportModelError
         The module cannot be exported, or an example or parameter is no plain CPU tensor.
     """
-    args = _positional(module, example_inputs, kwargs)
+    args = positional(module, example_inputs, kwargs)
     check_tensors(dict([*module.named_parameters(), *module.named_buffers()]))
     check_tensors(_named_leaves(args, kwargs))
     check_keywords(kwargs)
     # torch's error about a key that a graph cannot hold is not helpful
     describe([], [], pytree.tree_map(lambda leaf: None, (args, kwargs)))
-    if dynamic_shapes is not None:
-        twice = of_two(module, args, kwargs, dynamic_shapes)
-        if any(a is not b for a, b in zip((*args, *kwargs.values()), (*twice[0], *twice[1].values()), strict=True)):
-            with suppress(ImportModelError):  # such as a sum with an axis of one that is not marked
-                return _program(module, *twice, dynamic_shapes)
+    if dynamic_shapes is not None and (twice := of_two(module, args, kwargs, dynamic_shapes)) is not None:
+        with suppress(ImportModelError):  # such as a sum with an axis of one that is not marked
+            program = _program(module, *twice, dynamic_shapes)
+            allow_one(program, (args, kwargs))
+            return program
     return _program(module, args, kwargs, dynamic_shapes)
 
 
@@ -224,7 +224,8 @@ def _at_position(tensor: torch.Tensor, index: Any) -> torch.Tensor:
     return view
 
 
-def _positional(module: nn.Module, example_inputs: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+def positional(module: nn.Module, example_inputs: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return example inputs as positional arguments, with which the module can be called."""
     if example_inputs is None:
         args: tuple[Any, ...] = ()
     elif isinstance(example_inputs, tuple | list):

@@ -46,7 +46,10 @@ def text_of(exported: Exported) -> tuple[bytes, list[str]]:
     flat = replace(whole.signature, in_spec=specs[0], out_spec=specs[1], forward_arg_names=None)
     bare._module_call_graph = [replace(whole, signature=flat)]
     bare._guards_code = []  # they name nested arguments
-    relations = [_written(one) for one in Sizes(exported.program).relations]
+    sizes = Sizes(exported.program)
+    # the programs for smaller sizes are not in the text
+    larger = [one.node.expr > 1 for one in sizes.symbols] if exported.of_small is not None else []
+    relations = [_written(one) for one in (*sizes.relations, *larger) if one != True]  # noqa: E712 - sympy's own
     try:
         with exporting():
             text = serialize.serialize(bare).exported_program

@@ -49,7 +49,12 @@ class Sizes:
     @property
     def are_fixed(self) -> bool:
         """Whether no size is symbolic."""
-        return all(isinstance(size, int) for _, value in self.inputs for size in value.shape)
+        return not self.symbols
+
+    @property
+    def symbols(self) -> list[Any]:
+        """The sizes that are symbolic."""
+        return [size for _, value in self.inputs for size in value.shape if not isinstance(size, int)]
 
     @property
     def hints(self) -> list[torch.Tensor]:
@@ -59,8 +64,23 @@ class Sizes:
         types = [value.dtype for _, value in self.inputs]
         return [torch.empty(size, dtype=dtype, device="meta") for size, dtype in zip(sizes, types, strict=True)]
 
-    def check(self, given: Sequence[torch.Tensor]) -> None:
+    def small(self, given: Sequence[torch.Tensor]) -> tuple[tuple[int, int, int], ...]:
+        """Return input, axis and size where a size that may change is 0 or 1, in which an export takes no part."""
+        shapes = zip((recorded.shape for _, recorded in self.inputs), (tensor.shape for tensor in given), strict=False)
+        return tuple(
+            (index, axis, size)
+            for index, (recorded, sizes) in enumerate(shapes)
+            for axis, (symbol, size) in enumerate(zip(recorded, sizes, strict=False))
+            if size <= 1 and not isinstance(symbol, int)
+        )
+
+    def check(self, given: Sequence[torch.Tensor], *, branches: bool = True) -> None:
         """Refuse tensors with sizes that the program was not exported for.
+
+        Parameters
+        ----------
+        branches : bool
+            Whether to ask also for the branches that the export took.
 
         Raises
         ------
@@ -96,7 +116,7 @@ class Sizes:
             if (wanted := expression.subs(numbers)) != size and not wanted.free_symbols:
                 others = ", ".join(place for symbol, (_, place) in bound.items() if symbol in expression.free_symbols)
                 raise InputError(f"{where}: got {size}, but it must be {wanted} because of {others}")
-        for guard in self.relations:
+        for guard in self.relations if branches else ():
             if guard.subs(numbers) == False:  # noqa: E712 - sympy's own, and an open relation is no failure
                 places = {symbol: type(symbol)(f"({place})") for symbol, (_, place) in bound.items()}
                 raise InputError(

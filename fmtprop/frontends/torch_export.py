@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ from torch.export.graph_signature import TensorArgument
 from torch.utils import _pytree as pytree
 
 from fmtprop.errors import ImportModelError, InputError
+from fmtprop.frontends.example_of_one import with_small
 from fmtprop.frontends.examples import check_examples
-from fmtprop.frontends.exporting import check_tensors, export, exporting
+from fmtprop.frontends.exporting import check_tensors, export, exporting, positional
 from fmtprop.frontends.functionalising import functionalised
 from fmtprop.frontends.methods import as_module
 from fmtprop.frontends.program_import import import_program, user_inputs
@@ -124,6 +126,9 @@ class Exported:
         PyTorch's check of the sizes for which a given program took its branches.
     structure : str
         The nesting of arguments and results of a program that has them flat.
+    of_small : callable, optional
+        From input, axis and size where a size is 0 or 1 to the program for these. PyTorch exports for sizes from 2
+        on: it takes 0 and 1 as numbers in many of its rules, and a branch on them as decided. A given program has none.
     """
 
     program: ExportedProgram
@@ -132,6 +137,7 @@ class Exported:
     examples: Sequence[torch.Tensor]
     guards: Callable[..., object] | None = None
     structure: str = ""
+    of_small: Callable[[tuple[tuple[int, int, int], ...]], Exported] | None = None
 
     def graph(self, given: Sequence[torch.Tensor]) -> Graph:
         """Import the program for the sizes of some inputs.
@@ -148,6 +154,10 @@ class Exported:
         ImportModelError
             As :func:`from_torch`.
         """
+        sizes = Sizes(self.program)
+        if self.of_small is not None and (small := sizes.small(given)):
+            sizes.check(given, branches=False)
+            return self.of_small(small).graph(given)
         with exporting():
             program = specialised(self.program, given)
             self._check_branches(given)
@@ -192,7 +202,7 @@ def _exported(
         raise ImportModelError(
             f"kwargs must be a dict of example keyword inputs by name, got a {type(kwargs).__name__}"
         )
-    guards = None
+    guards, of_small = None, None
     if isinstance(module, ExportedProgram):
         program = module
         check_tensors({**program.state_dict, **program.constants})
@@ -204,6 +214,8 @@ def _exported(
         )
     elif isinstance(module, nn.Module):
         program = export(module, example_inputs, dict(kwargs or {}), dynamic_shapes)
+        if dynamic_shapes is not None:
+            of_small = cache(partial(_of_small, module, example_inputs, dict(kwargs or {}), dynamic_shapes))
     else:
         raise ImportModelError(
             f"from_torch takes a torch.nn.Module or a torch.export.ExportedProgram, got {type(module).__name__}; "
@@ -214,7 +226,19 @@ def _exported(
     without = example_inputs is None and not kwargs
     leaves = Sizes(program).hints if without else pytree.tree_leaves((example_inputs, kwargs))
     examples = [leaf.to("meta") for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    return Exported(program, name or _name_of(program, module), signature, examples, guards)
+    return Exported(program, name or _name_of(program, module), signature, examples, guards, of_small=of_small)
+
+
+def _of_small(
+    module: nn.Module,
+    example_inputs: Any,
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    small: tuple[tuple[int, int, int], ...],
+) -> Exported:
+    args, kwargs, left = with_small(module, positional(module, example_inputs, kwargs), kwargs, dynamic_shapes, small)
+    with exporting():
+        return _exported(module, args, kwargs, left)
 
 
 def _guards_of(program: ExportedProgram) -> Callable[..., object] | None:

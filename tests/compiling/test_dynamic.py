@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -76,6 +77,50 @@ def test_an_example_of_one_image_is_enough_where_a_reshape_joins_its_axes() -> N
     for batch in (1, 3):
         x = torch.randn(batch, 3, 8, 8)
         torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class Squeezed(nn.Module):
+    def forward(self, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        return x.squeeze(0) * 2 + others[0]
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] == 0:
+            return x - 1
+        return x.expand(4, -1) if x.shape[0] == 1 else x * 3 + others[0]
+
+
+@pytest.mark.parametrize("size", [Dim("n", max=8), Dim.AUTO, Dim.DYNAMIC], ids=["Dim", "AUTO", "DYNAMIC"])
+@pytest.mark.parametrize("example", [1, 3])
+@pytest.mark.parametrize("model", [Squeezed(), Branching()], ids=["squeezed", "branching"])
+def test_a_size_of_0_or_1_is_taken_as_pytorch_takes_it(model: nn.Module, example: int, size: object) -> None:
+    inputs = torch.randn(example, 5), torch.zeros(1, 1)
+    shapes = {"x": {0: size}, "others": ({},)}
+    net = fp.compile(model, inputs, dynamic_shapes=shapes, tune="model")
+    for n in (example, 4, 1, 3, 0):
+        x = torch.randn(n, 5)
+        if n < min(example, 2) and not isinstance(size, Dim):
+            with pytest.raises(InputError, match="exported for"):  # without a range, PyTorch begins it at 2
+                net(x, inputs[1])
+            continue
+        got, expected = net(x, inputs[1]), model(x, inputs[1])
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_file_has_no_program_for_sizes_of_1(tmp_path: Path) -> None:
+    model = Squeezed()
+    net = fp.compile(model, (torch.randn(3, 5), torch.zeros(1, 1)), dynamic_shapes=({0: Dim("n", max=8)}, ({},)))
+    net.save(tmp_path / "net.fmtplan")
+    other = fp.load_plan(tmp_path / "net.fmtplan")
+    x = torch.randn(4, 5)
+    torch.testing.assert_close(other(x, torch.zeros(1, 1)), x * 2)
+    with pytest.raises(InputError, match=r"got 1: the model takes another branch there .* \(input x axis 0\) > 1"):
+        other(x[:1], torch.zeros(1, 1))
+    net(x[:1], torch.zeros(1, 1))
+    net.save(tmp_path / "net.fmtplan")
+    got = fp.load_plan(tmp_path / "net.fmtplan")(x[:1], torch.zeros(1, 1))
+    torch.testing.assert_close(got, model(x[:1], torch.zeros(1, 1)))
 
 
 def test_the_report_is_of_a_call_or_of_the_plan_used_last() -> None:
