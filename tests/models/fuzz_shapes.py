@@ -223,6 +223,6 @@ def _agrees_with_onnx_runtime(model: bytes, feed: dict[str, Any], ours: Sequence
 
     try:
         theirs = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, feed)
-    except RuntimeError:
+    except Exception:  # its own classes
         return ours is None
     return ours is not None and fuzz.differ(list(ours), list(map(_tensor, theirs))) is None
