@@ -74,7 +74,10 @@ class WeightFiles:
         self._data: list[torch.Tensor] = []
         self._ranges: dict[int, list[Range]] = {}
         self._used: set[Range] = set()
-        for path in paths if isinstance(paths, list | tuple) else [paths]:
+        given = paths if isinstance(paths, list | tuple) else [paths]
+        if not given:
+            raise PlanError("weights= names no file: give the one that has the model's weights, or leave it out")
+        for path in given:
             try:
                 for file, offset, nbytes in _ranges(path_of(path)):
                     self._ranges.setdefault(nbytes, []).append(Range(self._place(file), offset, nbytes))

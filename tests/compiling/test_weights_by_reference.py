@@ -231,6 +231,8 @@ def test_files_that_have_no_weights(tmp_path):
     for bad, message in [(tmp_path / "none", "No such file"), (5, "a path must be"), (tmp_path, "a directory")]:
         with pytest.raises(PlanError, match=f"^weights file .*: cannot be read: .*{message}"):
             net.save(plan, weights=bad)
+    with pytest.raises(PlanError, match="weights= names no file"):
+        net.save(plan, weights=[])
     assert not plan.exists()
 
 
