@@ -10,7 +10,7 @@ from fmtprop.errors import OptionError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.tensors import tensor_type
 from fmtprop.ir.types import TensorType
-from fmtprop.ops import Binary, Conv, Dequantize, Eltwise, Pooling, Quantize, Reshape, emit
+from fmtprop.ops import Binary, Conv, Dequantize, Eltwise, Pooling, Quantize, Resampling, Reshape, Shuffle, emit
 from fmtprop.ops.evaluate import evaluate
 
 STEP = 0.05
@@ -153,3 +153,22 @@ def test_the_reason_of_a_node_in_floats_names_its_cost_in_bytes():
     assert all("us in bytes" in reason or "no implementation here" in reason for reason in stays)
     kept = fp.compile(graph, keep_float=["*"], **options).graph
     assert all("that are not rounded" in node.choice.reason for node in kept.nodes() if node.op == "convolution")
+
+
+def test_what_moves_numbers_moves_bytes_and_rounds_behind():
+    net = Network((1, 8, 6, 6), signed=False)
+    x = net.rounded(net.convolution(net.rounded(net.value, 100), 16, 3), 90)
+    wide = emit(net.graph, "resampling", {"src": x}, Resampling("nearest", (12, 12)))
+    mixed = emit(net.graph, "shuffle", {"src": wide}, Shuffle(1, 2))
+    scale = net.held(torch.tensor(1.7 * STEP))
+    inputs = {"scale": scale, "zero_point": net.held(torch.tensor(9, dtype=torch.uint8))}
+    stored = emit(net.graph, "quantize", {"src": mixed, **inputs}, Quantize("u8", 0, 255))
+    net.graph.output(emit(net.graph, "dequantize", {"src": stored, **inputs}, Dequantize()))
+    normal = fp.compile(net.graph, deterministic=True).compilation.normal
+    moving = [node for node in normal.nodes() if node.op in ("resampling", "shuffle")]
+    assert len(moving) == 2 and all({"src", "dst"} <= node.grids.keys() and not node.post_ops for node in moving)
+    numbers = torch.randn(1, 8, 6, 6, generator=torch.Generator().manual_seed(1))
+    for policy in ("propagate", "optimal"):
+        result = fp.compile(net.graph, policy=policy, confirm=False)(numbers)
+        steps = ((result - evaluate(net.graph, {"x": numbers})[0]) / (1.7 * STEP)).round().abs()
+        assert steps.max() <= 1 and (steps > 0).float().mean() < 0.02

@@ -93,6 +93,17 @@ def keeps_numbers(node: Node) -> bool:
     return declaration.category is Category.VIEW or declaration.bytes(node.attrs) is Bytes.MOVED
 
 
+def is_rounded(graph: Graph, value: Value) -> bool:
+    """Return whether a value is a rounding's result, or has numbers of such results alone."""
+    node = graph.node(value.node)
+    if node.is_boundary:
+        return False
+    if isinstance((node.post_ops[-1] if node.post_ops else node).attrs, FakeQuantize):
+        return True
+    sources = graph.inputs(node.name).values()
+    return not node.post_ops and keeps_numbers(node) and all(is_rounded(graph, source) for source in sources)
+
+
 #: limits of integers of a byte
 LIMITS = {DataType.U8: (0, 255), DataType.S8: (-128, 127)}
 

@@ -17,7 +17,7 @@ from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.normalization import BatchNorm
 from fmtprop.ops.quantization import FakeQuantize
 from fmtprop.passes.editing import is_constant, only_reader, viewed_constant
-from fmtprop.passes.precision.mark_grids import keeps_numbers
+from fmtprop.passes.precision.mark_grids import is_rounded
 
 #: tensors that are rounded one by one: more of them are a dense block, whose parts are read by many concats
 _MOST_ROUNDED = 4
@@ -76,14 +76,7 @@ def _is_of_roundings(graph: Graph, concat: Node, reader: Node) -> bool:
     if not isinstance(concat.attrs, Concat) or only_reader(graph, Value(concat.name)) != reader:
         return False
     sources = graph.inputs(concat.name).values()
-    return len(sources) <= _MOST_ROUNDED and all(_is_rounded(graph, value) for value in sources)
-
-
-def _is_rounded(graph: Graph, value: Value) -> bool:
-    node = graph.node(value.node)
-    if node.is_boundary or isinstance(node.attrs, FakeQuantize):
-        return not node.is_boundary
-    return keeps_numbers(node) and all(_is_rounded(graph, source) for source in graph.inputs(node.name).values())
+    return len(sources) <= _MOST_ROUNDED and all(is_rounded(graph, value) for value in sources)
 
 
 def _fits(graph: Graph, concat: Node, node: Node) -> bool:

@@ -13,8 +13,10 @@ from fmtprop.ir.op import linear_of, loses_special_values, opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.binary import COMMUTATIVE, Binary
+from fmtprop.ops.quantization import FakeQuantize
 from fmtprop.ops.sum import Sum
 from fmtprop.passes.editing import bypass, is_constant, only_reader
+from fmtprop.passes.precision.mark_grids import is_rounded, keeps_numbers
 from fmtprop.passes.target import Target, is_optimized
 
 #: oneDNN's limit of post-ops
@@ -101,6 +103,8 @@ class FusePostOps:
             return False
         if producer.op == "binary" and not _is_compiled(graph, producer):
             return False
+        if isinstance(fusion.attrs, FakeQuantize) and keeps_numbers(producer) and is_rounded(graph, fusion.producer):
+            return False  # such a producer moves bytes, but cannot round them to another grid
         declaration, form = opdef(producer.op), opdef(fusion.op).as_post_op
         if form is None or not declaration.absorbs:
             return False
