@@ -43,6 +43,8 @@ class Grid:
         Smallest and largest multiple: the limits of the quantized type minus the zero point.
     shape : tuple of int
         Dims of the scales as they broadcast to the tensor; empty for one scale.
+    signed : bool
+        Whether bytes are signed even if the multiples are not: a second factor must be.
 
     Raises
     ------
@@ -63,6 +65,7 @@ class Grid:
     low: int
     high: int
     shape: tuple[int, ...] = ()
+    signed: bool = False
 
     def __post_init__(self) -> None:
         if not all(scale > 0 and isfinite(scale) for scale in self.scales):
@@ -91,13 +94,18 @@ class Grid:
     @property
     def stored(self) -> DataType:
         """Type of the bytes: unsigned if no number is negative, or if the multiples are no signed bytes."""
-        signed = self.low < 0 and self.low >= -_BYTE // 2 and self.high < _BYTE // 2
-        return DataType.S8 if signed else DataType.U8
+        return DataType.S8 if self.signed or self._are_signed_bytes else DataType.U8
 
     @property
     def zero(self) -> int:
         """The byte that stands for 0."""
-        return 0 if self.stored is DataType.S8 else -self.low
+        if self._are_signed_bytes:
+            return 0
+        return -self.low - (_BYTE // 2 if self.signed else 0)
+
+    @property
+    def _are_signed_bytes(self) -> bool:
+        return self.low < 0 and self.low >= -_BYTE // 2 and self.high < _BYTE // 2
 
     @property
     def is_full(self) -> bool:
@@ -106,7 +114,8 @@ class Grid:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
-        return {"scales": list(self.scales), "low": self.low, "high": self.high, "shape": list(self.shape)}
+        plain = {"scales": list(self.scales), "low": self.low, "high": self.high, "shape": list(self.shape)}
+        return {**plain, "signed": True} if self.signed else plain
 
     @classmethod
     def from_json(cls, data: object) -> Grid:
@@ -117,11 +126,11 @@ class Grid:
         GraphError
             The data is not that of :meth:`to_json`.
         """
-        if not isinstance(data, Mapping) or set(data) != {"scales", "low", "high", "shape"}:
+        if not isinstance(data, Mapping) or data.keys() - {"signed"} != {"scales", "low", "high", "shape"}:
             raise GraphError(f"a grid needs scales, low, high and shape, got {data!r}")
         scales, shape = _numbers(data["scales"], float), _numbers(data["shape"], int)
         low, high = _numbers([data["low"], data["high"]], int)
-        return cls(scales, low, high, shape)
+        return cls(scales, low, high, shape, data.get("signed") is True)
 
 
 def _numbers(data: object, kind: type) -> tuple[Any, ...]:

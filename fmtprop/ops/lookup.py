@@ -30,14 +30,14 @@ class Lookup(Attrs):
 
     Parameters
     ----------
-    src, dst : tuple of (float, int, int)
-        Scale, least and largest multiple of each grid.
+    src, dst : tuple of (float, int, int, bool)
+        Scale, least and largest multiple of each grid, and whether its bytes must be signed.
     table : tuple of int
         For each byte of the source, read without sign, the byte of the result, without sign.
     """
 
-    src: tuple[float, int, int]
-    dst: tuple[float, int, int]
+    src: tuple[float, int, int, bool]
+    dst: tuple[float, int, int, bool]
     table: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -54,12 +54,16 @@ class Lookup(Attrs):
             Its results for :func:`numbers_of` the source's grid, in this order.
         """
         table = to_bytes(results.flatten(), dst).view(torch.uint8)
-        return cls((src.scale, src.low, src.high), (dst.scale, dst.low, dst.high), tuple(table.tolist()))
+        read, made = ((grid.scale, grid.low, grid.high, grid.signed) for grid in (src, dst))
+        return cls(read, made, tuple(table.tolist()))
 
     @property
     def grids(self) -> dict[str, Grid]:
         """The grids of source and result."""
-        return {name: Grid((scale,), low, high) for name, (scale, low, high) in (("src", self.src), ("dst", self.dst))}
+        return {
+            name: Grid((scale,), low, high, signed=signed)
+            for name, (scale, low, high, signed) in (("src", self.src), ("dst", self.dst))
+        }
 
 
 def numbers_of(grid: Grid) -> torch.Tensor:

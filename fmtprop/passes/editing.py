@@ -69,14 +69,14 @@ def viewed_constant(
 def viewed_grid(grid: Grid, dims: tuple[int, ...], view: Callable[[torch.Tensor], torch.Tensor]) -> Grid | None:
     """Return the grid of a view of a tensor; None if it would need a scale for each number of an axis that it joins."""
     if not grid.varies:
-        return Grid(grid.scales, grid.low, grid.high)
+        return Grid(grid.scales, grid.low, grid.high, signed=grid.signed)
     scales = view(torch.tensor(grid.scales, dtype=torch.float64).reshape(grid.shape).expand(dims))
     constant_along = [stride == 0 or size == 1 for stride, size in zip(scales.stride(), scales.shape, strict=True)]
     shape = tuple(1 if same else size for same, size in zip(constant_along, scales.shape, strict=True))
     if prod(shape) > len(grid.scales):
         return None
     kept = scales[tuple(slice(0, 1) if same else slice(None) for same in constant_along)]
-    return Grid(tuple(kept.flatten().tolist()), grid.low, grid.high, shape)
+    return Grid(tuple(kept.flatten().tolist()), grid.low, grid.high, shape, grid.signed)
 
 
 def unused_name(stem: str, out: Graph, source: Graph) -> str:

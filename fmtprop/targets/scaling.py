@@ -169,7 +169,7 @@ def with_usual_scales(node: Node, stored: Stored) -> Node | None:
         return None
     scales = dict(zip(sorted(node.grids), _USUAL_SCALES, strict=False))
     grids = {
-        name: Grid((scales[name],) * len(grid.scales), *usual_limits(grid.low, grid.high), grid.shape)
+        name: Grid((scales[name],) * len(grid.scales), *usual_limits(grid.low, grid.high), grid.shape, grid.signed)
         for name, grid in node.grids.items()
     }
     post_ops = list(node.post_ops)

@@ -9,7 +9,19 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.grid import Grid
 from fmtprop.ir.tensors import materialise, tensor_type
 from fmtprop.ir.types import TensorType
-from fmtprop.ops import Concat, Conv, Dequantize, Eltwise, FakeQuantize, Permute, Pooling, Quantize, Reshape, emit
+from fmtprop.ops import (
+    Concat,
+    Conv,
+    Dequantize,
+    Eltwise,
+    FakeQuantize,
+    MatMul,
+    Permute,
+    Pooling,
+    Quantize,
+    Reshape,
+    emit,
+)
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.precision.mark_grids import MarkGrids, grids_of
 from fmtprop.passes.precision.pair_quantization import PairQuantization
@@ -208,3 +220,18 @@ def test_a_quantized_constant_is_its_integers():
     assert torch.equal(evaluate(paired, {})[0], evaluate(graph, {})[0])
     (grid,) = grids_of(paired).values()
     assert (grid.shape, grid.stored.value) == ((4, 1), "s8")
+
+
+def test_a_computed_second_factor_has_signed_bytes():
+    graph = Graph("attention")
+    query, key = (rounded(graph, graph.input(name, TensorType((2, 4, 8)))) for name in ("query", "key"))
+    turned = emit(graph, "permute", {"src": key}, Permute((0, 2, 1)))
+    graph.output(emit(graph, "matmul", {"src": query, "weights": turned}, MatMul()))
+    marked = MarkGrids().run(PairQuantization().run(graph))
+    (product,) = (node for node in marked.nodes() if node.op == "matmul")
+    assert (product.grids["src"].stored.value, product.grids["src"].zero) == ("u8", 3)
+    second = product.grids["weights"]
+    assert (second.stored.value, second.zero, second.low, second.high) == ("s8", -125, -3, 252)
+    assert Grid.from_json(second.to_json()) == second
+    roundings = [node.grids["dst"].signed for node in marked.nodes() if node.op == "fake_quantize"]
+    assert sorted(roundings) == [False, True]

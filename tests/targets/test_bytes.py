@@ -21,6 +21,7 @@ from fmtprop.targets.scaling import Function, Kept, chain_of, scaling_of, with_u
 from tests.targets.nodes import node_of
 
 U8, S8, SHIFTED = Grid((0.02,), 0, 255), Grid((0.02,), -128, 127), Grid((0.02,), -117, 138)
+SIGNED = Grid((0.02,), -117, 138, signed=True)
 RESULT = FakeQuantize(1.37, -100, 155)
 
 needs_vnni = pytest.mark.skipif(
@@ -84,6 +85,27 @@ def test_every_convolution_of_bytes_is_exact(src, shape, post_ops):
         if formatted.choice.impl.startswith("ref"):
             continue
         assert check_node(formatted) is None, f"{formatted.choice.impl} {formatted.descs}"
+
+
+@needs_vnni
+@pytest.mark.parametrize("src", [U8, SHIFTED, S8, SIGNED], ids=["u8", "shifted", "s8", "signed"])
+@pytest.mark.parametrize("other", [(0, 255), (-90, 165), (-255, 0)], ids=str)
+@pytest.mark.parametrize(
+    "dims",
+    [((1, 12, 33, 64), (1, 12, 64, 35)), ((2, 33, 17), (2, 17, 35)), ((1, 3, 1, 5), (1, 3, 5, 1)), ((7, 1), (1, 9))],
+    ids=str,
+)
+def test_a_second_factor_of_unsigned_numbers_is_stored_with_a_sign(src, other, dims):
+    types = {"src": TensorType(dims[0]), "weights": TensorType(dims[1])}
+    for post_ops in ((), ROUNDED):
+        node = node_of("matmul", MatMul(), types, post_ops)
+        grids = {"src": src, "weights": Grid((0.03,), *other, signed=True)}
+        node = node.with_(grids={**grids, **({"dst": RESULT.grid} if post_ops else {})})
+        found = [formatted for formatted in ways(node, types) if not formatted.choice.impl.startswith("ref")]
+        assert found
+        for formatted in found:
+            assert formatted.choice.operands["weights"].dtype is DataType.S8
+            assert check_node(formatted) is None, f"{formatted.choice.impl} {formatted.descs}"
 
 
 def usual(src, dst):

@@ -5,8 +5,8 @@ Owns the analysis: where grids begin, and which ops keep them. Must not know whi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -15,7 +15,7 @@ from fmtprop.ir.facets import Bytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.grid import Grid
 from fmtprop.ir.node import NO_GRIDS, Node, Value
-from fmtprop.ir.op import Category, opdef
+from fmtprop.ir.op import Category, linear_of, opdef
 from fmtprop.ir.ports import result_names
 from fmtprop.layout import DataType
 from fmtprop.ops.dynamic_quantization import DynamicQuantize
@@ -53,12 +53,35 @@ class MarkGrids:
 
 def grids_of(graph: Graph) -> dict[Value, Grid]:
     """Return the grid of each tensor that lies on one."""
+    nodes = graph.nodes()
+    found = _found(graph, nodes, frozenset())
+    signed = {source for node in nodes for source in _second_factors(graph, node, found)}
+    return _found(graph, nodes, signed) if signed else found
+
+
+def _found(graph: Graph, nodes: list[Node], signed: Collection[Value]) -> dict[Value, Grid]:
+    """Return the grid of each tensor; those of some values, and of all that have their numbers, are of signed bytes."""
     found: dict[Value, Grid] = {}
-    for node in graph.nodes():
+    for node in nodes:
+        value = Value(node.name)
         grid = node.grids.get("dst") if node.op == "constant" else _grid(graph, node, found)
         if grid is not None:
-            found[Value(node.name)] = grid
+            found[value] = replace(grid, signed=True) if value in signed else grid
     return found
+
+
+def _second_factors(graph: Graph, node: Node, found: Mapping[Value, Grid]) -> Iterator[Value]:
+    """Yield the roundings of a node's computed second factor, if its bytes are unsigned: oneDNN takes signed ones."""
+    values = [graph.inputs(node.name)["weights"]] if linear_of(node) is not None else []
+    while values:
+        value = values.pop()
+        producer = graph.node(value.node)
+        if producer.is_boundary or value not in found or found[value].stored is DataType.S8:
+            continue
+        if keeps_numbers(producer) and not producer.post_ops:
+            values += graph.inputs(producer.name).values()
+        else:
+            yield value
 
 
 def _at(graph: Graph, node: Node, found: Mapping[Value, Grid]) -> Mapping[str, Grid]:
