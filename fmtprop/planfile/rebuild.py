@@ -15,7 +15,7 @@ from fmtprop.ir.ports import result_names
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assignment.formats import unspecified
 from fmtprop.passes.target import Candidate
-from fmtprop.planfile.descs import has_usual_strides, is_asked
+from fmtprop.planfile.descs import is_asked
 from fmtprop.targets.executable import Implementation, Provider
 
 
@@ -76,22 +76,12 @@ class _Rebuilding:
 
     def _asked(self, node: Node, choice: Choice) -> Candidate:
         target = self._fallback if choice.target == self._fallback.name else self._target
-        alike = None
         for request in _requests(node, choice):
             for candidate in target.candidates(node, request):
-                if not _is_same(node, choice, candidate):
-                    continue
-                # strides without effect on a format can decide how a kernel sums up
-                if all(_has_strides(desc, candidate.operands[name]) for name, desc in choice.operands.items()):
+                if _is_same(node, choice, candidate):
                     self._learn(node, choice, candidate)
                     return candidate
-                alike = alike or candidate
-        if alike is None:
-            raise NotOfferedError(
-                f"{node.label}: {choice.target} offers no {choice.impl} here that works in its formats"
-            )
-        self._learn(node, choice, alike)
-        return alike
+        raise NotOfferedError(f"{node.label}: {choice.target} offers no {choice.impl} here that works in its formats")
 
     def _learn(self, node: Node, choice: Choice, candidate: Candidate) -> None:
         """Note the opaque formats of an answer."""
@@ -116,8 +106,10 @@ def _requests(node: Node, choice: Choice) -> Iterator[Mapping[str, MemoryDesc]]:
     free = {name: unspecified(desc) for name, desc in results.items()}
     wide = {name: _any(desc) if desc.ndim > 1 and name not in node.tail else desc for name, desc in given.items()}
     others = {name: desc if name in _sources(choice) else wide[name] for name, desc in given.items()}
-    if not all(has_usual_strides(desc) for desc in choice.operands.values()):
-        yield {**others, **free}  # only such a question can be answered by these strides, and the first answer is kept
+    if any(desc.ndim == 2 and 1 in desc.dims for desc in choice.operands.values()):
+        # the stride of an axis of one is no part of a format, but a product's kernel chooses by it how to sum up: ask
+        # for oneDNN's own, as policies do
+        yield {**others, **free}
     yield {**given, **results}
     yield {**given, **free}
     yield {**others, **results}
@@ -141,10 +133,6 @@ def _is_same(node: Node, choice: Choice, candidate: Candidate) -> bool:
         return False
     pairs = [(desc, candidate.operands[name]) for name, desc in choice.operands.items()]
     return all(_fits(*pair) for pair in (*pairs, *zip(node.descs, candidate.results, strict=True)))
-
-
-def _has_strides(asked: MemoryDesc, found: MemoryDesc) -> bool:
-    return asked.kind != "blocked" or found.strides == asked.strides
 
 
 def _fits(asked: MemoryDesc, found: MemoryDesc) -> bool:
