@@ -72,7 +72,8 @@ def _found(graph: Graph, nodes: list[Node], signed: Collection[Value]) -> dict[V
 
 def _second_factors(graph: Graph, node: Node, found: Mapping[Value, Grid]) -> Iterator[Value]:
     """Yield the roundings of a node's computed second factor, if its bytes are unsigned: oneDNN takes signed ones."""
-    values = [graph.inputs(node.name)["weights"]] if linear_of(node) is not None else []
+    inputs = {} if linear_of(node) is None else graph.inputs(node.name)
+    values = [inputs["weights"]] if "weights" in inputs else []  # a gradient by weights has none
     while values:
         value = values.pop()
         producer = graph.node(value.node)
