@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto
 
 import fmtprop as fp
+from fmtprop.errors import FmtpropError
 from tests.frontends.onnx.microsoft_cases import Case, compare, f32, feed_of, i32, i64, model_of, ours, u8
 
 X, IMAGE = f32(2, 5, 16), f32(1, 4, 7, 7)
@@ -195,3 +196,30 @@ def test_an_operator_without_its_domain() -> None:
     (got,) = fp.onnx.InferenceSession(model, policy="propagate", confirm=False).run(None, {"x": x, "s": s})
     want = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-3) * s
     assert np.abs(got - want).max() <= 1e-5
+
+
+def bad(**changes: Any) -> Any:
+    shapes = {"a": (3, 64), "b": (32, 2, 16), "scales": (32, 2), "zeros": (32, 1), **changes}
+    attributes = {"K": 64, "N": 32, "bits": 4, "block_size": 32}
+    attributes |= {name: value for name, value in changes.items() if name in attributes}
+    inputs = {"a": f32(*shapes["a"]), "b": u8(*shapes["b"]), "scales": f32(*shapes["scales"])}
+    given = {**inputs, "zeros": u8(*shapes["zeros"]), "groups": None, "bias": None}
+    return Case("MatMulNBits", given, attributes, weights=frozenset({"b", "scales", "zeros"}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bits": 3}, r"codes of 3 bits, where 2, 4 and 8 are known, is not supported"),
+        ({"block_size": 0}, r"block_size is 0, but blocks have 16, 32, 64, … numbers"),
+        ({"block_size": 24}, r"block_size is 24"),
+        ({"a": (3, 63)}, r"K is 64, but A has rows of 63 numbers"),
+        ({"b": (31, 2, 16)}, r"B has shape \(31, 2, 16\), but 32 rows of 64 codes of 4 bits in blocks of 32 need 1024"),
+        ({"scales": (32, 3)}, r"scales has shape \(32, 3\), but .* need 64 elements"),
+        ({"zeros": (32, 5)}, r"zero_points has shape \(32, 5\), but .* need 32 elements"),
+    ],
+)
+def test_codes_of_other_sizes_are_one_error(changes, message):
+    with pytest.raises(FmtpropError, match=message) as raised:
+        fp.compile(model_of(bad(**changes)))
+    assert "MatMulNBits" in str(raised.value)

@@ -186,8 +186,11 @@ def _matmul_nbits(
     accuracy_level: int = 0,
     weight_prepacked: int = 0,
 ) -> Tensor:
-    if weight_prepacked or bits not in (2, 4, 8):
-        raise NotImplementedError(f"weights of {bits} bits in another order")
+    if weight_prepacked:
+        raise NotImplementedError("weights that were packed for one CPU")
+    if bits not in (2, 4, 8):
+        raise NotImplementedError(f"codes of {bits} bits, where 2, 4 and 8 are known,")
+    _check_codes(b, scales, zeros, a.shape[-1], K, N, bits, block_size)
     blocks = -(-K // block_size)
     if groups is None and a.dtype in (torch.float32, torch.bfloat16):
         return _by_codes(a, b.reshape(N, -1), scales.reshape(N, blocks).float(), zeros, bias, bits, block_size)
@@ -204,6 +207,27 @@ def _matmul_nbits(
         factor, shift = (v.index_select(1, groups.reshape(-1)[:K]) for v in (factor, shift))
     weights = ((numbers - shift) * factor).reshape(N, -1)[:, :K]
     return F.linear(a, weights.to(a.dtype), bias)
+
+
+def _check_codes(
+    b: Tensor, scales: Tensor, zeros: Tensor | None, depth: int, k: int, n: int, bits: int, block: int
+) -> None:
+    """Check the sizes of a matrix of codes, which the operator gives a second time as attributes."""
+    if block < 16 or block & block - 1:
+        raise ValueError(f"block_size is {block}, but blocks have 16, 32, 64, … numbers")
+    if depth != k:
+        raise ValueError(f"K is {k}, but A has rows of {depth} numbers")
+    groups = n * -(-k // block)
+    needed = {"B": (b, groups * block * bits // 8), "scales": (scales, groups)}
+    if zeros is not None:
+        nbytes = n * -(-(groups // n) * bits // 8)
+        needed["zero_points"] = (zeros, groups if zeros.is_floating_point() else nbytes)
+    for name, (tensor, size) in needed.items():
+        if tensor.numel() != size:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}, but {n} rows of {k} codes of {bits} bits "
+                f"in blocks of {block} need {size} elements"
+            )
 
 
 def _by_codes(
