@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 import fmtprop as fp
+from fmtprop import dnnl
 from fmtprop.errors import UnsupportedOpError
+from fmtprop.layout import DataType
 from fmtprop.ops.matmul_nbits import MatMulNBits, decoded, encoded
 from fmtprop.passes.precision.compress_weights import BITS, CompressWeights
 
@@ -132,3 +134,14 @@ def test_torch_compile_has_the_option():
 def test_what_is_refused(given, message):
     with pytest.raises(UnsupportedOpError, match=message):
         fp.compile(block(), (torch.randn(1, 128),), **given)
+
+
+@pytest.mark.skipif(not dnnl.lib().includes("avx512_core_bf16"), reason="kernels have no bf16 on this CPU")
+def test_rows_of_a_plan_in_bf16_are_read_as_bf16():
+    module, x = block(), torch.randn(1, 128)
+    net = fp.compile(module, (x,), dtype="bf16", weights="int4", **OPTIONS)
+    read = [step.node.choice.operands["src"].dtype for step in net.plan.steps if step.node.op == "matmul_nbits"]
+    assert len(read) == 2 and DataType.BF16 in read  # a product whose result stays in f32 reads f32
+    with torch.no_grad():
+        expected = with_decoded_weights(module, 4)(x)
+    assert (net(x) - expected).abs().max() <= 0.02 * expected.abs().max()

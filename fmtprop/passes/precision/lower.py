@@ -12,6 +12,7 @@ from fmtprop.ir.ports import Role, ports
 from fmtprop.layout import DataType
 from fmtprop.ops.attention import Attention
 from fmtprop.ops.building import emit
+from fmtprop.ops.matmul_nbits import MatMulNBits
 from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.editing import shown, unused_name, way_from_compute
 from fmtprop.passes.precision.wide import is_compute, wide_values
@@ -144,7 +145,9 @@ class _Conversion:
         """Return the data type in which each operand is read."""
         inputs_before = self.source.inputs(node.name)
         original = {name: self.source.type_of(value).dtype for name, value in inputs_before.items()}
-        compute = declaration.category is Category.COMPUTE
+        # rows that codes multiply are integers, if they are bf16; the kernel's results have the type of its rows
+        multiplies_codes = type(node.attrs) is MatMulNBits and self.dtype is DataType.BF16 and not self._is_wide(node)
+        compute = declaration.category is Category.COMPUTE or multiplies_codes
         arrives = {name: self.out.type_of(value).dtype for name, value in inputs.items()}
         # oneDNN reads the slopes of a prelu post-op as f32, even if all else is narrower
         data = [
