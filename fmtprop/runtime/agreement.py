@@ -179,11 +179,27 @@ def error_of_bytes(got: torch.Tensor, expected: torch.Tensor, most: int = 1) -> 
     if got.shape != expected.shape:
         return math.inf
     steps = (got.to(torch.int16) - expected.to(torch.int16)).abs()
+    return 0.0 if _are_roundings(steps, most) else int(steps.max()) / _BYTE_RANGE
+
+
+def error_of_rounded(got: torch.Tensor, expected: torch.Tensor, least: float = 0.0) -> float:
+    """Return the error of numbers that were rounded to integers; 0 if they differ as other roundings may.
+
+    Large integers were large sums, whose errors take more of them over the middle between two.
+    """
+    if got.shape == expected.shape and got.numel():
+        share = max(_ROUNDED_OTHERWISE_SHARE, 2 * _SUM_ERROR * float(expected.abs().max()))
+        if _are_roundings((got.double() - expected.double()).abs(), 1, share):
+            return 0.0
+    return error_of_numbers(got, expected, least)
+
+
+def _are_roundings(steps: torch.Tensor, most: int, share: float = _ROUNDED_OTHERWISE_SHARE) -> bool:
+    """Return whether few integers differ, and by at most so many steps."""
     if not steps.numel():
-        return 0.0
-    worst, differing = int(steps.max()), int((steps > 0).sum())
-    is_rounding = worst <= most and differing <= max(1.0, _ROUNDED_OTHERWISE_SHARE * steps.numel())
-    return 0.0 if is_rounding else worst / _BYTE_RANGE
+        return True
+    worst, differing = float(steps.max()), int((steps > 0).sum())
+    return worst <= most and differing <= max(1.0, share * steps.numel())
 
 
 def steps_of(node: Node, grid: Grid) -> int:

@@ -28,7 +28,7 @@ def test_show_is_the_formatted_graph(capsys):
     ("stage", "heading"),
     [
         ("imported", "chain, imported: 7 nodes; 1 convolution, 1 relu, 1 pooling"),
-        ("normal", "chain, normal, after mark-grids: 6 nodes; 1 convolution+relu, 1 pooling"),
+        ("normal", "chain, normal, after release-sums: 6 nodes; 1 convolution+relu, 1 pooling"),
     ],
 )
 def test_show_a_stage(capsys, stage, heading):
@@ -42,7 +42,7 @@ def test_show_every_pass(capsys):
     code, out, _ = fmtprop(capsys, "show", "chain", "--stage", "normal", "--passes")
     headings = [block.splitlines()[0] for block in out.split("\n\n")]
     assert code == 0
-    assert headings[0].startswith("chain, imported:") and headings[-1].startswith("chain, normal, after mark-grids:")
+    assert headings[0].startswith("chain, imported:") and headings[-1].startswith("chain, normal, after release-sums:")
     assert headings[1].endswith("(unchanged)"), "there is no identity to remove"
     assert len(out.split("\n\n")[1].splitlines()) == 1, "what did not change is not printed again"
 

@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 import torch
 
-from fmtprop.runtime.agreement import error_of_numbers, error_of_output, relative_error
+from fmtprop.runtime.agreement import error_of_numbers, error_of_output, error_of_rounded, relative_error
 
 CASES = [
     # got, expected, both errors: strict, and of the numbers alone
@@ -86,3 +86,13 @@ def test_no_error_has_no_sign():
     assert (
         str(error_of_numbers(torch.zeros(3), torch.zeros(3))) == str(error_of_numbers(*[torch.ones(2, 3)] * 2)) == "0.0"
     )
+
+
+def test_integers_may_be_rounded_to_the_neighbour_and_no_farther():
+    small, large = torch.arange(2000.0) % 100, 10_000.0 + torch.arange(2000.0)
+    one, few = torch.zeros(2000), torch.zeros(2000)
+    one[7], few[:40] = 1.0, 1.0
+    assert error_of_rounded(small + one, small) == error_of_rounded(large + few, large) == 0.0
+    assert error_of_rounded(small + few, small) == pytest.approx(1 / 99)
+    assert error_of_rounded(large + 2 * one, large) == pytest.approx(2 / 11_999)
+    assert error_of_rounded(small[1:], small) == torch.inf

@@ -593,7 +593,8 @@ def test_every_binary_offered_finds_the_elements_of_its_operands(target, tag, sm
 def test_known_bad_deconvolution(version, stride, bias, impl, bad):
     types = {"src": TensorType((1, 16, 5, 5), "bf16"), "weights": TensorType((16, 16, 3, 3), "bf16")}
     node = node_of("deconvolution", Deconv.make(2, stride), types)
-    formats = {"bias": MemoryDesc((16,), "f32")} if bias else {}
+    formats = {name: MemoryDesc(kind.dims, kind.dtype) for name, kind in types.items()}
+    formats |= {"bias": MemoryDesc((16,), "f32")} if bias else {}
     assert (known_bad(version, node, formats, impl) is not None) is bad
 
 
