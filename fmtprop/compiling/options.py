@@ -10,7 +10,7 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.assignment.policies import POLICIES
 from fmtprop.passes.precision.compress_weights import BITS
 from fmtprop.targets.registry import provider, target_names
-from fmtprop.tuning import TUNES
+from fmtprop.tuning import NOMINAL, TUNES
 
 #: the policy that is solved over the whole graph
 OPTIMAL = "optimal"
@@ -162,6 +162,13 @@ class Options:
             )
         if self.tune_budget is not None and not _is_positive(self.tune_budget):
             raise OptionError(f"tune_budget must be a number of seconds above 0, got {self.tune_budget!r}")
+
+    @property
+    def recorded_costs(self) -> str:
+        """The source of the same costs in a report, which times nothing for them."""
+        if self.deterministic:
+            return NOMINAL
+        return "model" if self.tuning.costs == "model" else "auto"
 
     @property
     def races(self) -> bool:

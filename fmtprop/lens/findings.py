@@ -234,10 +234,10 @@ def _row(key: tuple[str, str, str, str], group: Sequence[OperatorCall]) -> Opera
 
 
 def _alike(rows: Sequence[OperatorRow]) -> list[tuple[str, OperatorRow]]:
-    """Return rows with their modules; equal layers of one line, whose reorders are the same, are one row."""
+    """Return rows with their modules; layers of one line with the same reorders, in any order, are one row."""
     groups: dict[tuple[object, ...], list[OperatorRow]] = {}
     for row in rows:
-        groups.setdefault((row.kind, row.line, row.operator, row.formats), []).append(row)
+        groups.setdefault((row.kind, row.line, row.operator, frozenset(row.formats)), []).append(row)
     found = []
     for group in groups.values():
         names = list(dict.fromkeys(row.module for row in group))

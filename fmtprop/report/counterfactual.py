@@ -309,6 +309,6 @@ def _out_of_place(problem: Problem, concat: str) -> Problem:
 
 
 def _costs(net: Compiled, normal: Graph, target: Provider) -> TunedCosts:
-    tune = "model" if net.options.tuning.costs == "model" else "auto"  # only recorded figures: nothing is timed here
     weights, activations = weights_nbytes(normal), activations_nbytes(normal)
-    return costs_for(tune, weights_nbytes=weights, activations_nbytes=activations, target=target)
+    source = net.options.recorded_costs
+    return costs_for(source, weights_nbytes=weights, activations_nbytes=activations, target=target)

@@ -91,7 +91,7 @@ def costs_of(net: Compiled) -> tuple[Mapping[str, float], int]:
     """Return the cost of each step of a plan by its node, by the figures of the store, and how many were measured."""
     graph = net.graph
     costs = costs_for(
-        "model" if net.options.tuning.costs == "model" else "auto",  # only recorded figures: nothing is timed here
+        net.options.recorded_costs,
         weights_nbytes=weights_nbytes(graph),
         activations_nbytes=activations_nbytes(graph),
         target=provider(net.options.target)(),
