@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from os import PathLike
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -18,7 +16,7 @@ from fmtprop.compiling.options import Options
 from fmtprop.compiling.sensitivity import Accuracy, QuantizedModel
 from fmtprop.errors import OptionError
 from fmtprop.ir.graph import Graph
-from fmtprop.report.files import write_text
+from fmtprop.report.files import WrittenAsJson
 from fmtprop.system.timing import Stopwatch
 
 #: timed runs of each plan, in turns
@@ -51,7 +49,7 @@ class FloatNodes:
 
 
 @dataclass(frozen=True)
-class Tradeoff:
+class Tradeoff(WrittenAsJson):
     """Time against error: a quantized model with more and more of its nodes in floats.
 
     Parameters
@@ -77,23 +75,6 @@ class Tradeoff:
         if not rows:
             raise OptionError(f"no row of {self.model} has {sqnr_db} dB; more nodes in floats (counts) are more exact")
         return min(rows, key=lambda row: row.seconds)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
-
-    def to_json(self, path: str | PathLike[str] | None = None) -> str:
-        """Return it as JSON; also write it when a path is given.
-
-        Raises
-        ------
-        FmtpropError
-            The file cannot be written.
-        """
-        text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
-        if path is not None:
-            write_text(text, path)
-        return text
 
     def to_text(self) -> str:
         """Return it as a table for a terminal."""

@@ -5,12 +5,10 @@ Owns the rule by which steps of two plans are the same layer, and the figures. R
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from os import PathLike
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -24,7 +22,7 @@ from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.lookup import Lookup
 from fmtprop.ops.quantization import FakeQuantize
 from fmtprop.ops.sum import Sum
-from fmtprop.report.files import write_text
+from fmtprop.report.files import WrittenAsJson
 from fmtprop.report.sketch import computes_in, op_with_tail
 from fmtprop.runtime.plan import Plan
 from fmtprop.runtime.threads import current_threads
@@ -89,7 +87,7 @@ class LayerError:
 
 
 @dataclass(frozen=True)
-class LayerErrors:
+class LayerErrors(WrittenAsJson):
     """The error of each layer of a model against another one.
 
     Parameters
@@ -117,23 +115,6 @@ class LayerErrors:
     def worst(self) -> tuple[LayerError, ...]:
         """The layers by their errors, the least exact first; those without error last."""
         return tuple(sorted(self.layers, key=_order))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
-
-    def to_json(self, path: str | PathLike[str] | None = None) -> str:
-        """Return it as JSON; also write it when a path is given.
-
-        Raises
-        ------
-        FmtpropError
-            The file cannot be written.
-        """
-        text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
-        if path is not None:
-            write_text(text, path)
-        return text
 
     def to_text(self) -> str:
         """Return it as a table for a terminal, in the order of execution."""

@@ -5,11 +5,13 @@ Owns the list of extensions, and the errors of files that cannot be written. A r
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection
+from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from fmtprop.errors import FmtpropError
 from fmtprop.system.files import check_replaceable, path_of, replacing
@@ -103,6 +105,27 @@ def write_text(text: str, path: str | PathLike[str], ours: re.Pattern[bytes] = _
             temporary.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
     except OSError as error:
         raise _refused(file, error) from error
+
+
+class WrittenAsJson:
+    """A table, which is a dataclass, as JSON."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {"schema": 1, **asdict(self)}  # type: ignore[call-overload]
+
+    def to_json(self, path: str | PathLike[str] | None = None) -> str:
+        """Return it as JSON; also write it when a path is given.
+
+        Raises
+        ------
+        FmtpropError
+            The file cannot be written.
+        """
+        text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
+        if path is not None:
+            write_text(text, path)
+        return text
 
 
 def _path(path: object) -> Path:

@@ -131,3 +131,11 @@ def test_every_form_has_the_figures(tmp_path):
     for layer in errors.layers:
         assert layer.name in str(errors) and layer.name in errors._repr_html_()
     assert "output_1" in errors.to_text()
+
+
+def test_its_file_is_replaced_by_the_next_one(tmp_path):
+    net = fp.compile("chain", deterministic=True)
+    found = net.compare(net, [torch.ones(1, 3, 32, 32)])
+    for _ in range(2):
+        found.to_json(tmp_path / "errors.json")
+    assert (tmp_path / "errors.json").read_text() == found.to_json() + "\n"
