@@ -45,7 +45,7 @@ def plan_data(file: File) -> dict[str, Any]:
     costs = {
         node.name: node.choice.cost
         for node in graph.nodes()
-        if node.choice is not None and node.choice.handle is not None and node.name in computed
+        if node.choice is not None and not node.is_boundary and node.name in computed
     }
     return {
         "stage": "formatted",
