@@ -15,6 +15,7 @@ from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.ports import port, result_names
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.quantization import FakeQuantize, to_reals
 
 #: largest error of one primitive, relative to the largest magnitude of the reference
@@ -26,6 +27,9 @@ _SUM_ERROR = 2**-18
 
 #: share of bytes that may be rounded to the neighbour; kernels of v3.2 reach 2e-5 on a check's numbers
 _ROUNDED_OTHERWISE_SHARE = 1e-3
+
+#: part of a step by which differences of rounded numbers may be no multiples of it: products of f32 are rounded, too
+_OFF_THE_GRID = 1e-2
 
 #: part of a step that is added to numbers which a check has rounded
 _NOT_IN_THE_MIDDLE = 0.3
@@ -182,16 +186,34 @@ def error_of_bytes(got: torch.Tensor, expected: torch.Tensor, most: int = 1) -> 
     return 0.0 if _are_roundings(steps, most) else int(steps.max()) / _BYTE_RANGE
 
 
-def error_of_rounded(got: torch.Tensor, expected: torch.Tensor, least: float = 0.0) -> float:
-    """Return the error of numbers that were rounded to integers; 0 if they differ as other roundings may.
+def error_of_rounded(got: torch.Tensor, expected: torch.Tensor, step: float, least: float = 0.0) -> float:
+    """Return the error of numbers that were rounded to multiples of a step; 0 if they differ as other roundings may.
 
-    Large integers were large sums, whose errors take more of them over the middle between two.
+    Large multiples were large sums, whose errors take more of them over the middle between two.
     """
     if got.shape == expected.shape and got.numel():
-        share = max(_ROUNDED_OTHERWISE_SHARE, 2 * _SUM_ERROR * float(expected.abs().max()))
-        if _are_roundings((got.double() - expected.double()).abs(), 1, share):
+        steps = (got.double() - expected.double()).abs() / step
+        share = max(_ROUNDED_OTHERWISE_SHARE, 2 * _SUM_ERROR * float(expected.abs().max()) / step)
+        if _are_roundings(steps.round(), 1, share) and float((steps - steps.round()).abs().max()) <= _OFF_THE_GRID:
             return 0.0
     return error_of_numbers(got, expected, least)
+
+
+def rounding_step(node: Node) -> float | None:
+    """Return the step of a node's result that a post-op rounds: 0.5 behind ``round, clip, linear 0.5``; else None."""
+    step: float | None = None
+    for post_op in node.post_ops:
+        attrs = post_op.attrs
+        alg = attrs.alg if isinstance(attrs, Eltwise) else ""
+        if isinstance(attrs, FakeQuantize):
+            step = attrs.scale
+        elif alg == "round":
+            step = 1.0
+        elif step is not None and isinstance(attrs, Eltwise) and alg == "linear" and attrs.alpha:
+            step *= abs(attrs.alpha)
+        elif alg != "clip":
+            step = None
+    return step
 
 
 def _are_roundings(steps: torch.Tensor, most: int, share: float = _ROUNDED_OTHERWISE_SHARE) -> bool:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import fmtprop as fp
+from fmtprop import dnnl
 from fmtprop.errors import FmtpropError, PlanError
 from fmtprop.planfile.container import Container, mapped, write
 from tests.compiling.test_hostile_plans import edited, leaves
@@ -82,7 +83,7 @@ def test_a_plan_refers_to_a_file_of_any_kind(write_file, tmp_path):
     assert torch.equal(pickle.loads(pickle.dumps(again))(x), net(x))  # a pickle has all
     whole, small = ((tmp_path / f"{one}.fmtplan").stat().st_size for one in ("whole", "net"))
     least = 4 * (40 * 48 * 9 + 48 * 36 * 24)  # the largest tensors
-    assert small < whole - least
+    assert small <= whole - least
     elsewhere = tmp_path / "plans"
     elsewhere.mkdir()
     (tmp_path / "net.fmtplan").rename(elsewhere / "net.fmtplan")
@@ -94,6 +95,8 @@ def test_a_plan_refers_to_a_file_of_any_kind(write_file, tmp_path):
 @pytest.mark.parametrize("options", [{"dtype": "bf16"}, {"weights": "int8"}, {"target": "mkldnn"}])
 def test_numbers_of_other_types(options, tmp_path):
     """Converted numbers are made again; codes are in the plan file, and only the rest is not."""
+    if options.get("dtype") == "bf16" and not dnnl.supports("bf16"):
+        pytest.skip("oneDNN has no bf16 on this CPU")
     module, x = made()
     name = as_safetensors(module, x, tmp_path)
     net = fp.compile(module, x, deterministic=True, **options)

@@ -126,7 +126,7 @@ def test_quantize_says_what_it_needs(module: Any, data: Any, said: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static", "weights"])
-def test_modules_of_torchao_with_codes_for_weights(kind: str) -> None:
+def test_modules_of_torchao_with_codes_for_weights(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quantization = pytest.importorskip("torchao.quantization")
@@ -146,9 +146,13 @@ def test_modules_of_torchao_with_codes_for_weights(kind: str) -> None:
         found = [node.op for node in net.compilation.normal.nodes()]
         assert found.count("dynamic_quantize") == 2 and "aten" not in found
     with torch.no_grad():
-        expected = module(x)
-        for result in (net(x), torch.compile(module, backend="fmtprop")(x)):
-            assert (result - expected).abs().max() <= TOLERANCE * expected.abs().max()
+        own, behind = module(x), torch.compile(module, backend="fmtprop")(x)
+        # without VNNI, PyTorch's product of bytes saturates; behind torch.compile it may be the faster one
+        monkeypatch.setattr(torch, "_int_mm", lambda a, b: (a.double() @ b.double()).to(torch.int32))
+        exact = module(x)
+        most = TOLERANCE * exact.abs().max()
+        assert (net(x) - exact).abs().max() <= most
+        assert min((behind - exact).abs().max(), (behind - own).abs().max()) <= most
 
 
 def test_a_module_of_nncf() -> None:

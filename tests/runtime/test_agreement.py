@@ -7,7 +7,17 @@ from math import inf, nan
 import pytest
 import torch
 
-from fmtprop.runtime.agreement import error_of_numbers, error_of_output, error_of_rounded, relative_error
+from fmtprop.ir.node import PostOp
+from fmtprop.ir.types import TensorType
+from fmtprop.ops.eltwise import Eltwise
+from fmtprop.runtime.agreement import (
+    error_of_numbers,
+    error_of_output,
+    error_of_rounded,
+    relative_error,
+    rounding_step,
+)
+from tests.targets.nodes import node_of
 
 CASES = [
     # got, expected, both errors: strict, and of the numbers alone
@@ -88,11 +98,28 @@ def test_no_error_has_no_sign():
     )
 
 
-def test_integers_may_be_rounded_to_the_neighbour_and_no_farther():
+@pytest.mark.parametrize("step", [1.0, 0.03])
+def test_numbers_may_be_rounded_to_the_neighbour_and_no_farther(step):
     small, large = torch.arange(2000.0) % 100, 10_000.0 + torch.arange(2000.0)
     one, few = torch.zeros(2000), torch.zeros(2000)
     one[7], few[:40] = 1.0, 1.0
-    assert error_of_rounded(small + one, small) == error_of_rounded(large + few, large) == 0.0
-    assert error_of_rounded(small + few, small) == pytest.approx(1 / 99)
-    assert error_of_rounded(large + 2 * one, large) == pytest.approx(2 / 11_999)
-    assert error_of_rounded(small[1:], small) == torch.inf
+
+    def error(got, expected):
+        return error_of_rounded(got * step, expected * step, step)
+
+    assert error(small + one, small) == error(large + few, large) == 0.0
+    assert error(small + few, small) == pytest.approx(1 / 99, rel=1e-4)
+    assert error(large + 2 * one, large) == pytest.approx(2 / 11_999, rel=1e-2)
+    assert error(small + 0.3 * one, small) == pytest.approx(0.3 / 99, rel=1e-4)
+    assert error(small[1:], small) == torch.inf
+
+
+def test_a_step_is_known_where_only_a_range_and_a_factor_follow():
+    def step(*tails):
+        types = {"src": TensorType((2,), "f32")}
+        tail = [PostOp("eltwise", Eltwise(*one)) for one in tails]
+        return rounding_step(node_of("eltwise", Eltwise("relu"), types, tail))
+
+    assert step(("round",)) == 1.0
+    assert step(("linear", 33.3), ("round",), ("clip", -100.0, 155.0), ("linear", 0.03)) == 0.03
+    assert step(("round",), ("gelu_erf",)) is None and step(("relu",)) is None
