@@ -104,6 +104,9 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | Non
     numbers = _drawn(f"{node.op}/{name}/{desc.dims}", pool, single).expand(desc.dims)
     factor = opdef(op).factor(one.declared.name, desc.dims)
     numbers = numbers if factor == 1.0 else numbers * factor
+    scales = [post_op.attrs.scale for post_op in node.post_ops if isinstance(post_op.attrs, FakeQuantize)]
+    if scales and name == "bias" and wanted.is_floating:  # else many sums are in the middle between two steps
+        numbers = numbers + _NOT_IN_THE_MIDDLE * scales[0]
     return numbers if direct else numbers.to(torch_dtype(wanted))
 
 
