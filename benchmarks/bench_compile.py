@@ -30,8 +30,8 @@ from fmtprop.api import Options, compile_graph, random_inputs
 from fmtprop.bench import Agreement, Environment, compare_outputs
 from fmtprop.bench.contenders import contender
 from fmtprop.bench.processes import call_in_process
+from fmtprop.capture import GraphModule, load
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import GraphModule, load
 from fmtprop.ir.builtin import builtin_names
 from fmtprop.report import TOLERANCES
 

@@ -29,8 +29,8 @@ from fmtprop import dnnl
 from fmtprop.api import Options, compile_graph
 from fmtprop.bench import Environment
 from fmtprop.bench.processes import call_in_process
+from fmtprop.capture import load
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import load
 from fmtprop.passes.target import Candidate
 from fmtprop.runtime.plan import Step
 from fmtprop.tuning import TunedCosts, Tuning, costs_for

@@ -30,8 +30,8 @@ from fmtprop.bench.compare import Agreement, tensors_of
 from fmtprop.bench.interleave import Benchmark
 from fmtprop.bench.peers import OnnxRuntime, OpenVINO, require
 from fmtprop.bench.processes import Prepared, call_in_process, interleave_processes
+from fmtprop.capture import load
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import load
 from fmtprop.store import cache_directory
 
 __all__ = ["SIX", "file_of", "main", "quantize"]

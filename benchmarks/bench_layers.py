@@ -35,8 +35,8 @@ from fmtprop.api import Options
 from fmtprop.bench import Environment, OpenVINO
 from fmtprop.bench.contenders import REFERENCE, Contender, contender, export
 from fmtprop.bench.processes import call_in_process, converse
+from fmtprop.capture import GraphModule, save
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import GraphModule, save
 
 __all__ = ["main", "middle", "render"]
 

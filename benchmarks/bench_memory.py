@@ -37,8 +37,8 @@ from fmtprop.bench.compare import tensors_of
 from fmtprop.bench.contenders import Contender, contender
 from fmtprop.bench.peers import require
 from fmtprop.bench.processes import call_in_process
+from fmtprop.capture import GraphModule, save
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import GraphModule, save
 from fmtprop.ir.tensors import materialise
 from fmtprop.report import TOLERANCES
 from fmtprop.runtime.plan import Home, Plan

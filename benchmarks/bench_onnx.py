@@ -36,8 +36,8 @@ from fmtprop.bench.compare import tensors_of
 from fmtprop.bench.contenders import race
 from fmtprop.bench.peers import require
 from fmtprop.bench.processes import Prepared, call_in_process
+from fmtprop.capture import from_torch, load
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import from_torch, load
 from fmtprop.ir.graph import Graph
 from fmtprop.report import TOLERANCES
 from fmtprop.store import cache_directory

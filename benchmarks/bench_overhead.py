@@ -32,8 +32,8 @@ from fmtprop.bench import Agreement, Environment, Quartiles, compare_outputs
 from fmtprop.bench.contenders import contender
 from fmtprop.bench.interleave import take_turns, time_turn, uncollected
 from fmtprop.bench.processes import call_in_process
+from fmtprop.capture import GraphModule
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import GraphModule
 from fmtprop.report import TOLERANCES
 
 __all__ = ["Overhead", "hollow", "main", "nothing"]

@@ -27,8 +27,8 @@ from fmtprop.bench import Benchmark, Quartiles, compare_outputs
 from fmtprop.bench.environment import Environment
 from fmtprop.bench.peers import OpenVINO, export_onnx, require
 from fmtprop.bench.processes import Prepared, interleave_processes
+from fmtprop.capture import GraphModule
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import GraphModule
 from fmtprop.report import TOLERANCES
 
 __all__ = ["STREAMS", "contenders", "main", "rates", "render"]

@@ -33,8 +33,8 @@ from fmtprop.bench.contenders import REFERENCE as OURS
 from fmtprop.bench.contenders import Contender, contender
 from fmtprop.bench.processes import call_in_process
 from fmtprop.bench.training import prepare_step, race_steps, write_expected
+from fmtprop.capture.factories import Made
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends.factories import Made
 from graphs.architectures import ARCHITECTURES
 
 __all__ = ["CASES", "Case", "main"]

@@ -25,7 +25,7 @@ def count_flops(graph: Graph) -> int:
 
     Examples
     --------
-    >>> from fmtprop.frontends import load
+    >>> from fmtprop.capture import load
     >>> count_flops(load("chain"))  # 3 × 3 × 3 products for each of 32 × 32 × 32 elements
     1769472
     """

@@ -22,7 +22,7 @@ import torch
 
 from fmtprop.api import CompiledModel, Options, compile_graph
 from fmtprop.bench.peers import require
-from fmtprop.frontends import load
+from fmtprop.capture import load
 from fmtprop.runtime.process import use_threads
 
 __all__ = ["Group", "Layer", "compare_layers", "prepare_fmtprop", "prepare_onnxruntime", "prepare_openvino"]

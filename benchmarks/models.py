@@ -21,8 +21,8 @@ from benchmarks.sweep_models import NETWORKS
 from benchmarks.sweep_network import settle
 from fmtprop.api import random_inputs
 from fmtprop.bench.compare import tensors_of
+from fmtprop.capture import from_torch, load
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import from_torch, load
 from fmtprop.ir import file
 from fmtprop.ir.graph import Graph
 from fmtprop.store import cache_directory

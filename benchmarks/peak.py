@@ -17,8 +17,8 @@ from fmtprop import dnnl
 from fmtprop.api import Options, compile_graph
 from fmtprop.bench.compare import compare_outputs
 from fmtprop.bench.processes import Prepared
+from fmtprop.capture import from_torch
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import from_torch
 from fmtprop.layout import MemoryDesc
 from fmtprop.report import TOLERANCES
 from fmtprop.runtime.process import use_threads

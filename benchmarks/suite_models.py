@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from benchmarks.suite_modules import MODULES
-from fmtprop.frontends.factories import Made
+from fmtprop.capture.factories import Made
 
 __all__ = ["SUITES", "Network"]
 

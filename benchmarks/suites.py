@@ -40,8 +40,8 @@ from fmtprop.bench.contenders import contender
 from fmtprop.bench.peers import Inductor, TorchEager
 from fmtprop.bench.processes import Prepared, call_in_process, interleave_processes
 from fmtprop.bench.training import prepare_step, without_dropout, write_expected
+from fmtprop.capture.factories import Made
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends.factories import Made
 from fmtprop.runtime.process import use_threads
 
 __all__ = ["Case", "main"]

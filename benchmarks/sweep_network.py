@@ -28,8 +28,8 @@ from fmtprop.api import CompiledModel, Options, compile_graph
 from fmtprop.bench import Environment
 from fmtprop.bench.compare import tensors_of
 from fmtprop.bench.interleave import time_turn, uncollected
+from fmtprop.capture import from_torch
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import from_torch
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.structure import flatten_arguments
 from fmtprop.passes.target import is_loop

@@ -25,7 +25,7 @@ _EXPORTS = {
     "load_plan": "fmtprop.compiling.loading",
     "explain": "fmtprop.dynamo",
     "optimize": "fmtprop.dynamo.optimized",
-    "quantize": "fmtprop.frontends.quantizing",
+    "quantize": "fmtprop.capture.quantizing",
     "explain_torch": "fmtprop.lens.explain",
     "inspect": "fmtprop.targets.mkldnn",
     "CompiledModel": "fmtprop.compiling.compiled",
@@ -34,9 +34,9 @@ _EXPORTS = {
     # by way of the ops: reading a graph from networkx needs their declarations
     "Graph": "fmtprop.ops",
     "onnx": "fmtprop.onnx",
-    "from_torch": "fmtprop.frontends",
-    "load": "fmtprop.frontends",
-    "save": "fmtprop.frontends",
+    "from_torch": "fmtprop.capture",
+    "load": "fmtprop.capture",
+    "save": "fmtprop.capture",
     "FmtpropError": "fmtprop.errors",
     "ShapeError": "fmtprop.errors",
     "FormatError": "fmtprop.errors",
@@ -60,6 +60,10 @@ if TYPE_CHECKING:
     from fmtprop import onnx as onnx
     from fmtprop.api import compile as compile
     from fmtprop.api import tradeoff as tradeoff
+    from fmtprop.capture import from_torch as from_torch
+    from fmtprop.capture import load as load
+    from fmtprop.capture import save as save
+    from fmtprop.capture.quantizing import quantize as quantize
     from fmtprop.compiling.compiled import CompiledModel as CompiledModel
     from fmtprop.compiling.dynamic import DynamicModel as DynamicModel
     from fmtprop.compiling.loading import load_plan as load_plan
@@ -70,10 +74,6 @@ if TYPE_CHECKING:
     from fmtprop.errors import (
         DnnlError as DnnlError,
     )
-    from fmtprop.frontends import from_torch as from_torch
-    from fmtprop.frontends import load as load
-    from fmtprop.frontends import save as save
-    from fmtprop.frontends.quantizing import quantize as quantize
     from fmtprop.ir import Graph as Graph
     from fmtprop.layout import DataType as DataType
     from fmtprop.layout import MemoryDesc as MemoryDesc

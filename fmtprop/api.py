@@ -13,6 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 
 from fmtprop import dnnl
+from fmtprop.capture import from_torch, load
+from fmtprop.capture.examples import check_examples
+from fmtprop.capture.methods import as_module
+from fmtprop.capture.specialise import Sizes
+from fmtprop.capture.torch_export import from_torch_symbolic
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.dynamic import DynamicModel
 from fmtprop.compiling.from_graph import compile_graph
@@ -21,14 +26,9 @@ from fmtprop.compiling.options import DEFAULT_POLICY, KEPT, Options, Tune
 from fmtprop.compiling.program import SharedProgram
 from fmtprop.compiling.sensitivity import Accuracy
 from fmtprop.errors import GraphError, ImportModelError, OptionError
-from fmtprop.frontends import from_torch, load
-from fmtprop.frontends.examples import check_examples
-from fmtprop.frontends.methods import as_module
-from fmtprop.frontends.onnx import from_onnx, is_onnx
-from fmtprop.frontends.specialise import Sizes
-from fmtprop.frontends.torch_export import from_torch_symbolic
 from fmtprop.ir.graph import Graph
 from fmtprop.layout import MemoryDesc
+from fmtprop.onnx.model import from_onnx, is_onnx
 from fmtprop.report.accuracy import calls_of
 from fmtprop.runtime.constants import release
 from fmtprop.runtime.threads import on_cpu

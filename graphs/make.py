@@ -14,8 +14,8 @@ from pathlib import Path
 
 from torch import nn
 
+from fmtprop.capture import from_torch
 from fmtprop.errors import GraphError
-from fmtprop.frontends import from_torch
 from fmtprop.ir import Graph, file
 from fmtprop.ir.initialiser import Initialiser
 from graphs.architectures import ARCHITECTURES, initialise

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onnx import defs
 
-from fmtprop.frontends.onnx import limits, operators
+from fmtprop.onnx.model import limits, operators
 
 TARGET = Path(__file__).parents[1] / "docs" / "onnx_operators.md"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fmtprop.api import Options
 from fmtprop.bench.policies import compare_policies
-from fmtprop.frontends import load
+from fmtprop.capture import load
 from tests.report.browser import CHROMIUM, Page, browsing
 
 FOLDER = Path(__file__).parent

@@ -23,11 +23,11 @@ from fmtprop.bench.compare import compare_outputs, tensors_of
 from fmtprop.bench.interleave import Benchmark
 from fmtprop.bench.peers import PEERS, OnnxRuntime, OpenVINO, Peer, export_onnx, peer
 from fmtprop.bench.processes import Prepared, interleave_processes
+from fmtprop.capture import GraphModule, load, save
 from fmtprop.compiling.loading import load_one
 from fmtprop.compiling.stages import check_memory
 from fmtprop.dnnl.locate import NEWER_HINT, candidates
 from fmtprop.errors import FmtpropError, UnsupportedOpError
-from fmtprop.frontends import GraphModule, load, save
 from fmtprop.ir.graph import Graph
 from fmtprop.report import outputs_of
 from fmtprop.runtime.process import use_threads

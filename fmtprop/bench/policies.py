@@ -48,7 +48,7 @@ def compare_policies(
 
     Examples
     --------
-    >>> from fmtprop.frontends import load
+    >>> from fmtprop.capture import load
     >>> comparison = compare_policies(load("chain"), [Options(policy="plain"), Options()], repeats=1)
     >>> [report.policy for report in comparison.reports], comparison.failures
     (['plain', 'optimal'], ())

@@ -27,8 +27,8 @@ from fmtprop.bench.interleave import Benchmark
 from fmtprop.bench.peers import Inductor, TorchEager, autocast, in_channels_last, module_in_channels_last
 from fmtprop.bench.policies import Progress
 from fmtprop.bench.processes import Prepared, call_in_process, interleave_processes
+from fmtprop.capture.factories import Made
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends.factories import Made
 from fmtprop.report import Comparison
 from fmtprop.report.comparison import Measure
 from fmtprop.runtime.process import use_threads

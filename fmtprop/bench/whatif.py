@@ -31,7 +31,7 @@ import json, sys
 from fmtprop import dnnl
 from fmtprop.api import Options, compile_graph
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends.factories import graph_named
+from fmtprop.capture.factories import graph_named
 from fmtprop.passes.change_batch import ChangeBatch
 from fmtprop.runtime.process import use_threads
 case = json.loads(sys.argv[1])
@@ -136,7 +136,7 @@ def side_by_side(
     Parameters
     ----------
     named : mapping
-        Arguments of :func:`fmtprop.frontends.factories.graph_named`.
+        Arguments of :func:`fmtprop.capture.factories.graph_named`.
     """
     outcomes = []
     for done, case in enumerate(found):

@@ -49,8 +49,8 @@ def show(
     Graphviz: fmtprop show MODEL --format dot | dot -Tsvg > graph.svg
     """
     from fmtprop.api import Options
+    from fmtprop.capture import save
     from fmtprop.compiling.snapshots import STAGES, costs_of, snapshots
-    from fmtprop.frontends import save
     from fmtprop.report.files import OURS_SVG, write_text
     from fmtprop.report.graph_dot import graphs_dot
     from fmtprop.report.graph_svg import graph_svg

@@ -12,7 +12,7 @@ import typer
 from fmtprop.cli.arguments import shapes_of
 
 if TYPE_CHECKING:
-    from fmtprop.frontends.factories import Made
+    from fmtprop.capture.factories import Made
     from fmtprop.ir.graph import Graph
 
 
@@ -32,7 +32,7 @@ def graph_of(model: str, inputs: Sequence[str] | None, shape: Sequence[str] | No
         There is no such model, or it cannot be imported.
     """
     sizes, shapes = inputs_of(inputs), shapes_of(shape)
-    from fmtprop.frontends.factories import graph_named
+    from fmtprop.capture.factories import graph_named
 
     return graph_named(model, sizes, shapes=shapes, deferred=deferred)
 
@@ -48,7 +48,7 @@ def module_maker(model: str, inputs: Sequence[str] | None, shape: Sequence[str] 
     if shape:
         raise typer.BadParameter("--shape is for ONNX models, which have no --train; --input has the shapes")
     sizes = inputs_of(inputs)
-    from fmtprop.frontends.factories import trainable
+    from fmtprop.capture.factories import trainable
 
     make = partial(trainable, model, sizes)
     make()

@@ -15,9 +15,9 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, TensorArgument
 
+from fmtprop.capture.fx_import import results_of
+from fmtprop.capture.specialise import Sizes
 from fmtprop.errors import InputError, UnsupportedOpError
-from fmtprop.frontends.fx_import import results_of
-from fmtprop.frontends.specialise import Sizes
 
 #: sizes of calls whose padding is remembered
 _MOST_KNOWN = 4096

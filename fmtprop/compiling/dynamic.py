@@ -144,7 +144,7 @@ class DynamicModel(Serving, Saveable):
                 self.plan_for(*(call if isinstance(call, tuple | list) else (call,)))
 
     def _warm_up_sizes(self, given: Mapping[str, Sequence[Any]] | None) -> None:
-        from fmtprop.frontends.specialise import Sizes  # PyTorch's exporter, which loaded plans do without
+        from fmtprop.capture.specialise import Sizes  # PyTorch's exporter, which loaded plans do without
 
         exported = self._program().exported
         if given is None and self._buckets is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from fmtprop.capture.torch_export import Exported
 from fmtprop.compiling.shapes import Shapes
-from fmtprop.frontends.torch_export import Exported
 
 
 @dataclass(frozen=True)

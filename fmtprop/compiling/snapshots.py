@@ -73,7 +73,7 @@ def snapshots(
 
     Examples
     --------
-    >>> from fmtprop.frontends import load
+    >>> from fmtprop.capture import load
     >>> [(shot.stage, shot.after) for shot in snapshots(load("chain"), "imported")]
     [('imported', '')]
     >>> snapshots(load("chain"), "normal")[0].graph.count("eltwise")  # became a post-op

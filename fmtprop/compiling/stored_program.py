@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
+from fmtprop.capture.program_text import program_of, text_of
+from fmtprop.capture.torch_export import Exported
 from fmtprop.compiling.inputs import examples_of
 from fmtprop.compiling.planned import Planned
 from fmtprop.compiling.program import SharedProgram
 from fmtprop.errors import FmtpropError, PlanError
-from fmtprop.frontends.program_text import program_of, text_of
-from fmtprop.frontends.torch_export import Exported
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.tensors import data_type
 from fmtprop.layout import MemoryDesc

@@ -261,7 +261,7 @@ def _of_onnx(path: Path, file: Any) -> Iterator[tuple[Path, int, int]]:
     import onnx
     from google.protobuf.message import DecodeError
 
-    from fmtprop.frontends.onnx.tensor_files import OwnData
+    from fmtprop.onnx.model.tensor_files import OwnData
 
     own = OwnData(file, str(path))
     try:

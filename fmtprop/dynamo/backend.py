@@ -12,6 +12,7 @@ from typing import Any
 from torch import fx
 from torch._functorch._aot_autograd.schemas import OutputType, PlainTensorMeta
 
+from fmtprop.capture.fx_import import placeholders
 from fmtprop.compiling.options import KEPT, Options
 from fmtprop.compiling.stages import check_f16
 from fmtprop.compiling.turns import compare
@@ -21,7 +22,6 @@ from fmtprop.dynamo.region import InPyTorch, LeftToPyTorch, Region
 from fmtprop.dynamo.saved_graph import SavedGraph, is_wanted
 from fmtprop.dynamo.unreached import StepCounter
 from fmtprop.errors import OptionError
-from fmtprop.frontends.fx_import import placeholders
 from fmtprop.targets.registry import provider
 from fmtprop.training.capture import metadata_now, training_backend
 from fmtprop.training.step import TrainingStep

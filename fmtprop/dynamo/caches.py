@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fmtprop.frontends.fx_import import copied, results_of
+from fmtprop.capture.fx_import import copied, results_of
 
 _ATEN = torch.ops.aten
 

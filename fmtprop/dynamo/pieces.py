@@ -16,8 +16,8 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fmtprop.frontends.call_import import importers
-from fmtprop.frontends.fx_import import copied, placeholders, results_of
+from fmtprop.capture.call_import import importers
+from fmtprop.capture.fx_import import copied, placeholders, results_of
 from fmtprop.ir.op import opdef
 from fmtprop.ops.host_call import draws_random_numbers
 

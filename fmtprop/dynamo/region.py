@@ -17,6 +17,9 @@ import torch
 from torch import fx
 
 from fmtprop.api import compile_graph
+from fmtprop.capture.functional import Functional, import_functional
+from fmtprop.capture.fx_import import placeholders
+from fmtprop.capture.specialise import specialised_module
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.plans import Plans
@@ -27,9 +30,6 @@ from fmtprop.dynamo.caches import Grow
 from fmtprop.dynamo.pieces import is_symbolic
 from fmtprop.dynamo.weights import Weights
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends.functional import Functional, import_functional
-from fmtprop.frontends.fx_import import placeholders
-from fmtprop.frontends.specialise import specialised_module
 from fmtprop.ir.tensors import defer
 
 _LOG = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from fmtprop.capture.fx_import import placeholders
 from fmtprop.dynamo import artifacts
-from fmtprop.frontends.fx_import import placeholders
 
 try:
     from torch._dynamo.aot_compile_types import SerializableCallable

@@ -1,6 +1,6 @@
 """Interface between an op's declaration and the ONNX export: the nodes that an op becomes.
 
-Values of the ONNX graph are their names. The writer is :mod:`fmtprop.frontends.onnx.writing`; this module and the
+Values of the ONNX graph are their names. The writer is :mod:`fmtprop.onnx.model.writing`; this module and the
 declarations do without the package ``onnx``.
 """
 

@@ -1,21 +1,36 @@
 """ONNX models with ONNX Runtime's interface: a session, and the interface of ONNX's own test runner.
 
 ``fmtprop.compile("model.onnx")`` plans a model for fixed shapes. A session makes a plan for each new shape, takes and
-returns numpy arrays by name, and runs models that a plan cannot express node by node.
+returns numpy arrays by name, and runs models that a plan cannot express node by node. Both read the file by
+:mod:`fmtprop.onnx.model`.
 """
 
 from __future__ import annotations
 
-from fmtprop.onnx.arrays import NodeArg
-from fmtprop.onnx.session import InferenceSession, IOBinding, ModelMetadata
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__all__ = ["IOBinding", "InferenceSession", "ModelMetadata", "NodeArg", "backend"]
+if TYPE_CHECKING:
+    from fmtprop.onnx.arrays import NodeArg as NodeArg
+    from fmtprop.onnx.session import InferenceSession as InferenceSession
+    from fmtprop.onnx.session import IOBinding as IOBinding
+    from fmtprop.onnx.session import ModelMetadata as ModelMetadata
+
+#: Names of this package, by the module that has each. They are imported when they are asked for: a session stands above
+#: ``fmtprop.compile``, which reads ONNX files by this package, too; and the test runner's interface needs ``onnx``.
+_HOMES = {
+    "IOBinding": "session",
+    "InferenceSession": "session",
+    "ModelMetadata": "session",
+    "NodeArg": "arrays",
+}
+
+__all__ = [*_HOMES, "backend"]
 
 
 def __getattr__(name: str) -> object:
-    # it needs the package onnx
     if name == "backend":
-        from importlib import import_module
-
         return import_module("fmtprop.onnx.backend")
+    if name in _HOMES:
+        return getattr(import_module(f"fmtprop.onnx.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'fmtprop.onnx' has no attribute {name!r}")

@@ -32,7 +32,7 @@ class NodeArg:
 
 def value_of(given: Any, arg: NodeArg | None) -> Any:
     """Return a given array as a value; refuse another type or shape than the declared one."""
-    from fmtprop.frontends.onnx.elements import from_array
+    from fmtprop.onnx.model.elements import from_array
 
     is_tensor = arg is not None and arg.type.startswith("tensor")
     if given is None and is_tensor:
@@ -62,7 +62,7 @@ _UNTYPED: Final = (list, tuple, int, float)
 
 
 def _numpy_type(arg: NodeArg) -> np.dtype[Any] | None:
-    from fmtprop.frontends.onnx.elements import numpy_type, type_number
+    from fmtprop.onnx.model.elements import numpy_type, type_number
 
     number = type_number(arg.type.removeprefix("tensor(").removesuffix(")").upper())
     return numpy_type(number) if number else None
@@ -77,13 +77,13 @@ def _fits(shape: tuple[int, ...], declared: list[int | str | None]) -> bool:
 
 
 def _type_of(value: Any) -> str:
-    from fmtprop.frontends.onnx.elements import element_type
+    from fmtprop.onnx.model.elements import element_type
 
     return f"tensor({_word(element_type(value))})"
 
 
 def _word(number: int) -> str:
-    from fmtprop.frontends.onnx.elements import type_name
+    from fmtprop.onnx.model.elements import type_name
 
     return type_name(number).lower()
 

@@ -21,8 +21,8 @@ from fmtprop.compiling.options import Options
 from fmtprop.compiling.plans import Plans
 from fmtprop.compiling.shapes import Shapes
 from fmtprop.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
-from fmtprop.frontends.onnx import deciding_inputs, open_program
 from fmtprop.onnx.arrays import NodeArg, node_arg, value_of, written
+from fmtprop.onnx.model import deciding_inputs, open_program
 from fmtprop.runtime.threads import on_cpu
 
 #: number of plans that a session keeps, the most recently used ones
@@ -219,7 +219,7 @@ class InferenceSession:
             A name is unknown or missing, an array is not of the declared type and shape, or a node cannot run on these
             sizes or values.
         """
-        from fmtprop.frontends.onnx.elements import array_of
+        from fmtprop.onnx.model.elements import array_of
 
         wanted = self._wanted(output_names)
         results = dict(zip((arg.name for arg in self._outputs), self._results(self._values(input_feed)), strict=True))
@@ -263,7 +263,7 @@ class InferenceSession:
 
     def _by_node(self, values: Mapping[str, Any], reason: str | None) -> list[Any]:
         """Run node by node; inputs that no node accepts are no reason to run others so."""
-        from fmtprop.frontends.onnx.program import OperandsError
+        from fmtprop.onnx.model.program import OperandsError
 
         try:
             return self._program.run(values)
@@ -302,8 +302,8 @@ class InferenceSession:
 
     def _plan(self, shapes: _Shapes, fixed: Mapping[str, torch.Tensor] | None = None) -> CompiledModel | None:
         fixed = fixed or {}
-        from fmtprop.frontends.onnx.graph import graph_of
-        from fmtprop.frontends.onnx.program import ContradictionError, LimitError, OperandsError
+        from fmtprop.onnx.model.graph import graph_of
+        from fmtprop.onnx.model.program import ContradictionError, LimitError, OperandsError
 
         def make() -> CompiledModel:
             with on_cpu():
@@ -410,7 +410,7 @@ class IOBinding:
 
     def copy_outputs_to_cpu(self) -> list[Any]:
         """Return copies of the last run's outputs."""
-        from fmtprop.frontends.onnx.elements import array_of
+        from fmtprop.onnx.model.elements import array_of
 
         return [np.array(array_of(self.results[name])) for name in self._names if name in self.results]
 

@@ -28,7 +28,7 @@ def graph_dot(graph: Graph, title: str = "", *, constants: bool = False) -> str:
 
     Examples
     --------
-    >>> from fmtprop.frontends import load
+    >>> from fmtprop.capture import load
     >>> print(graph_dot(load("chain")).splitlines()[0])
     digraph "chain" {
     """

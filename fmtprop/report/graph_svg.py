@@ -38,7 +38,7 @@ def graph_svg(graph: Graph, title: str = "") -> str:
 
     Examples
     --------
-    >>> from fmtprop.frontends import load
+    >>> from fmtprop.capture import load
     >>> graph_svg(load("chain")).count("<rect")
     5
     """

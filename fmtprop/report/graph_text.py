@@ -26,7 +26,7 @@ def graph_text(graph: Graph, title: str = "") -> str:
 
     Examples
     --------
-    >>> from fmtprop.frontends import load
+    >>> from fmtprop.capture import load
     >>> print(graph_text(load("chain")).splitlines()[0])
     chain: 7 nodes; 1 convolution, 1 relu, 1 pooling
     """

@@ -24,11 +24,11 @@ from torch._functorch.partitioners import default_partition, min_cut_remateriali
 from torch._guards import TracingContext
 from torch._prims_common import suggest_memory_format
 
+from fmtprop.capture.fx_import import copied, placeholders
+from fmtprop.capture.in_place import with_copies, with_windows
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.turns import Compare
 from fmtprop.errors import ImportModelError
-from fmtprop.frontends.fx_import import copied, placeholders
-from fmtprop.frontends.in_place import with_copies, with_windows
 from fmtprop.training.attention import attention_in_parts, heads_in_parts
 from fmtprop.training.effects import join_checks, without_tokens
 from fmtprop.training.embedding_bag import whole_embedding_bag

@@ -15,13 +15,13 @@ import torch
 from torch import fx
 
 from fmtprop import dnnl
+from fmtprop.capture.functional import holder, import_functional
+from fmtprop.capture.fx_import import placeholders, results_of
+from fmtprop.capture.joint import Joint, import_joint
+from fmtprop.capture.random_calls import with_draws
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.from_graph import compile_graph
 from fmtprop.compiling.options import Options
-from fmtprop.frontends.functional import holder, import_functional
-from fmtprop.frontends.fx_import import placeholders, results_of
-from fmtprop.frontends.joint import Joint, import_joint
-from fmtprop.frontends.random_calls import with_draws
 from fmtprop.runtime.halves import Halves
 from fmtprop.system.locks import ProcessLock
 from fmtprop.training.hooks import no_hooks_for_saved_tensors
@@ -36,7 +36,7 @@ class TrainingStep:
     Parameters
     ----------
     forward, backward : torch.fx.GraphModule
-        Functional programs, as for :func:`fmtprop.frontends.joint.import_joint`.
+        Functional programs, as for :func:`fmtprop.capture.joint.import_joint`.
     outputs : int
         Number of the forward's results for its caller.
     options : Options

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fmtprop.frontends.fx_import import placeholders, results_of
+from fmtprop.capture.fx_import import placeholders, results_of
 
 _ATEN = torch.ops.aten
 

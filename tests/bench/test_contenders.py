@@ -17,8 +17,8 @@ from fmtprop import dnnl
 from fmtprop.api import CompiledModel, Options, compile_graph, random_inputs
 from fmtprop.bench import PEERS, TorchEager
 from fmtprop.bench.contenders import Contender, Material, against, contender, race
+from fmtprop.capture import from_torch, load
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import from_torch, load
 from fmtprop.ir.graph import Graph
 
 

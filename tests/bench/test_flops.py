@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from benchmarks.flops import count_flops
+from fmtprop.capture import from_torch, load
 from fmtprop.compiling.stages import normalise
-from fmtprop.frontends import from_torch, load
 
 BATCHED = torch.randn(2, 5, 7)
 

@@ -18,7 +18,7 @@ from benchmarks.layers import (
 )
 from fmtprop.api import Options, random_inputs
 from fmtprop.bench.contenders import export
-from fmtprop.frontends import GraphModule, load, save
+from fmtprop.capture import GraphModule, load, save
 
 
 def event(name: str, op: str, milliseconds: float, dims: list[int]) -> dict[str, object]:

@@ -6,8 +6,8 @@ import torch
 from fmtprop.api import Options
 from fmtprop.bench import policies
 from fmtprop.bench.policies import compare_policies
+from fmtprop.capture import from_torch, load
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import from_torch, load
 
 
 def test_policies_in_order_with_errors_and_progress():

@@ -9,8 +9,8 @@ from importlib import import_module
 import pytest
 
 from fmtprop.bench import contenders, peers
+from fmtprop.capture import save
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import save
 from tests.cli.command import fmtprop
 from tests.compiling.test_bytes import residual_network
 

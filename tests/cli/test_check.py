@@ -15,7 +15,7 @@ from tests.cli.command import fmtprop
 def baseline(tmp_path_factory):
     """A report of the plan without any reorder."""
     from fmtprop.api import Options, compile_graph
-    from fmtprop.frontends import load
+    from fmtprop.capture import load
 
     path = tmp_path_factory.mktemp("reports") / "base.json"
     compile_graph(load("concat"), Options(policy="plain", tune="model")).report(repeats=1).to_json(path)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fmtprop.frontends import load, save
+from fmtprop.capture import load, save
 from tests.cli.command import fmtprop
 
 NAME, SHOWN = "\x1b[31m\nrelu\x9b2J", r"\x1b[31m\nrelu\x9b2J"

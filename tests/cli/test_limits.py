@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from fmtprop.frontends import load
+from fmtprop.capture import load
 from tests.cli.command import fmtprop
 
 

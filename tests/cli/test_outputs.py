@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fmtprop.bench import contenders, policies
-from fmtprop.frontends import from_torch, load, save
+from fmtprop.capture import from_torch, load, save
 from tests.cli.command import fmtprop
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.bench import policies
-from fmtprop.frontends import load, save
+from fmtprop.capture import load, save
 from tests.cli.command import fmtprop
 
 GREEDY = ["plain", "naive", "propagate"]

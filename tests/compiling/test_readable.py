@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fmtprop as fp
-from fmtprop.frontends import load
+from fmtprop.capture import load
 from fmtprop.ir.builtin import builtin_names
 from fmtprop.ops.evaluate import evaluate
 from tests.threads import torch_threads

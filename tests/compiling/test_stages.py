@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from fmtprop import dnnl
+from fmtprop.capture import from_torch, load
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.snapshots import snapshots
 from fmtprop.compiling.stages import normalise
 from fmtprop.errors import FmtpropError, UnsupportedOpError
-from fmtprop.frontends import from_torch, load
 from fmtprop.ir.footprint import activations_nbytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.types import TensorType

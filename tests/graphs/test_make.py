@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fmtprop.capture import load
 from fmtprop.errors import GraphError
-from fmtprop.frontends import load
 from fmtprop.ir.builtin import builtin_names
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ops.evaluate import evaluate

@@ -33,9 +33,9 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fmtprop.api import CompiledModel, Options, compile_graph
+from fmtprop.capture import from_torch
+from fmtprop.capture.fx_import import import_calls
 from fmtprop.errors import ImportModelError
-from fmtprop.frontends import from_torch
-from fmtprop.frontends.fx_import import import_calls
 from fmtprop.ir import Graph
 from fmtprop.ir.tensors import tensor_type
 from tests.models import odd

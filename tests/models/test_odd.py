@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import fmtprop as fp
 from fmtprop.api import Options, compile_graph
-from fmtprop.frontends import from_torch, load
+from fmtprop.capture import from_torch, load
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.optimal import price
 from tests.models.odd import RandomCosts, compile_odd, odd_planner

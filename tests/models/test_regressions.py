@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import fmtprop as fp
+from fmtprop.capture import from_torch
 from fmtprop.errors import UnsupportedOpError
-from fmtprop.frontends import from_torch
 from fmtprop.layout import MemoryDesc
 from tests.models.fuzz import POLICIES, compiled, differ
 from tests.modules import Function

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import fmtprop
+from fmtprop.capture import from_torch
 from fmtprop.errors import ShapeError
-from fmtprop.frontends import from_torch
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.types import TensorType
 from fmtprop.ir.verify import Stage

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from fmtprop.capture import from_torch
 from fmtprop.errors import GraphError, InputError
-from fmtprop.frontends import from_torch
 from fmtprop.ir import Graph, Node, PostOp, TensorType
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ops import Binary, Eltwise, Prelu, Sum, emit

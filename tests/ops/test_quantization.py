@@ -9,12 +9,12 @@ from onnx.reference import ReferenceEvaluator
 
 import fmtprop as fp
 from fmtprop.errors import FmtpropError, GraphError, ShapeError
-from fmtprop.frontends.onnx import save_onnx
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.grid import Grid
 from fmtprop.ir.tensors import tensor_type
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
+from fmtprop.onnx.model import save_onnx
 from fmtprop.ops import Dequantize, FakeQuantize, Quantize, emit
 from fmtprop.ops.quantization import reference_fake_quantize, reference_quantize, to_bytes, to_reals
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fmtprop.frontends.torch_export import from_torch
+from fmtprop.capture.torch_export import from_torch
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.rewrites.remove_identities import RemoveIdentities
 from fmtprop.passes.training.join_gradients import JoinGradients

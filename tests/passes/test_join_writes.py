@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-from fmtprop.frontends import from_torch
+from fmtprop.capture import from_torch
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.rewrites.join_writes import JoinWrites
 from fmtprop.passes.rewrites.remove_identities import RemoveIdentities

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from fmtprop.frontends import from_torch
+from fmtprop.capture import from_torch
 from fmtprop.ops import Permute, Reshape
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.deconvolution import Deconv

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import fmtprop as fp
+from fmtprop.capture import from_torch
 from fmtprop.compiling.stages import normalise
 from fmtprop.errors import PassError
-from fmtprop.frontends import from_torch
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.assignment.same_choices import SameChoices

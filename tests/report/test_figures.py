@@ -13,7 +13,7 @@ from torch import nn
 
 from fmtprop.api import Options
 from fmtprop.bench.policies import compare_policies
-from fmtprop.frontends import from_torch, load
+from fmtprop.capture import from_torch, load
 from tests.report.browser import CHROMIUM, browsing
 
 POLICIES = ("plain", "naive", "propagate", "optimal")

@@ -15,8 +15,8 @@ from torch import nn
 
 import fmtprop as fp
 from fmtprop import dnnl
+from fmtprop.capture import load
 from fmtprop.compiling.stages import normalise
-from fmtprop.frontends import load
 from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
 from fmtprop.ir.node import Value
 from fmtprop.passes.optimal import OptimalFormats

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fmtprop.capture import load
 from fmtprop.compiling.stages import normalise
-from fmtprop.frontends import load
 from fmtprop.ir.builtin import builtin_names
 from fmtprop.passes.assignment.assign import AssignFormats
 from fmtprop.passes.target import Setting

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import fmtprop as fp
+from fmtprop.capture import from_torch
 from fmtprop.compiling.stages import normalise
 from fmtprop.errors import PlanError
-from fmtprop.frontends import from_torch
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import PostOp
 from fmtprop.ir.types import TensorType

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fmtprop.capture import load
 from fmtprop.compiling.stages import normalise
 from fmtprop.errors import PlanError
-from fmtprop.frontends import load
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Choice, PostOp, Value
 from fmtprop.ir.types import TensorType

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fmtprop.api import Options, compile_graph
-from fmtprop.frontends import GraphModule, load
+from fmtprop.capture import GraphModule, load
 from fmtprop.store import Store
 
 

@@ -7,8 +7,8 @@ from math import isfinite
 
 import pytest
 
+from fmtprop.capture import load
 from fmtprop.compiling.snapshots import snapshots
-from fmtprop.frontends import load
 from fmtprop.ir.node import Node, PostOp
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc

@@ -1,0 +1,233 @@
+"""Modules by name, as the command line takes them: a factory in a package or a file.
+
+Owns the meaning of such a name, and the errors of names that cannot train. A factory is the user's own code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from fmtprop.capture.files import load, open_exported
+from fmtprop.capture.torch_export import from_torch
+from fmtprop.errors import ImportModelError
+from fmtprop.ir.builtin import builtin_names
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.tensors import tensors_in
+
+_FACTORY = re.compile(r"(?P<place>[\w.]+|.+\.py):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
+_FACTORIES = (
+    "package.module:factory or file.py:factory, a function without arguments that returns a module (with --input), the "
+    "module and its example inputs, or also a loss"
+)
+_TRAINABLE = f"{_FACTORIES}; or a .pt2 of a program that torch.export.export made in train mode"
+
+
+@dataclass(frozen=True)
+class Made:
+    """A module with the arguments of a call and the loss of its results.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        In the mode in which it was made.
+    inputs : tuple
+        Arguments of a call.
+    loss : callable
+        Takes the results, returns a scalar.
+    """
+
+    module: nn.Module
+    inputs: tuple[Any, ...]
+    loss: Callable[[Any], torch.Tensor]
+
+
+def graph_named(
+    model: str,
+    inputs: Sequence[Sequence[int]] = (),
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    deferred: bool = False,
+) -> Graph:
+    """Return the graph of a model for inference: a factory's module, or what :func:`fmtprop.load` loads.
+
+    Parameters
+    ----------
+    model : str
+        ``package.module:factory`` or ``file.py:factory``; else a path or the name of a built-in graph.
+    inputs : sequence of sequence of int
+        Shapes of inputs, for a factory that returns only a module.
+    shapes, deferred
+        As in :func:`fmtprop.load`.
+
+    Raises
+    ------
+    ImportModelError
+        There is no such model, or it cannot be imported.
+
+    Examples
+    --------
+    >>> graph_named("torch.nn:PReLU", [(2, 3)]).input_nodes[0].results
+    (f32[2,3],)
+    """
+    found = _FACTORY.fullmatch(model)
+    if found is None:
+        if inputs:
+            raise ImportModelError(
+                f"{model} has inputs of its own shapes: leave out --input, which is for {_FACTORIES}"
+            )
+        return load(model, shapes=shapes, deferred=deferred)
+    if shapes:
+        raise ImportModelError(f"--shape is for ONNX models; give {model} its inputs' shapes by --input")
+    made = _made(model, inputs)
+    return from_torch(made.module, made.inputs, name=found["name"])
+
+
+def trainable(model: str, shapes: Sequence[Sequence[int]] = ()) -> Made:
+    """Make a module for training; with seeded numbers, so that each call makes the same module.
+
+    Parameters
+    ----------
+    model : str
+        ``package.module:factory`` or ``file.py:factory``, or the path of a ``.pt2``.
+
+    Raises
+    ------
+    ImportModelError
+        The name is of another kind, or the module is not for training.
+
+    Examples
+    --------
+    >>> trainable("torch.nn:PReLU", [(2, 3)]).inputs[0].shape
+    torch.Size([2, 3])
+    """
+    made = _made(model, shapes)
+    if not any(parameter.requires_grad for parameter in made.module.parameters()):
+        raise ImportModelError(
+            f"{model}: the module {type(made.module).__name__} has no parameter that requires gradients"
+        )
+    return made
+
+
+def _made(model: str, shapes: Sequence[Sequence[int]]) -> Made:
+    torch.manual_seed(0)
+    if found := _FACTORY.fullmatch(model):
+        made = _call(found["place"], found["name"], model)
+    elif model.lower().endswith(".pt2"):
+        made = _exported(Path(model))
+    else:
+        raise ImportModelError(f"{model} cannot train: {_reason(model)}. Give {_TRAINABLE}")
+    return Made(*_parts(made, model, shapes))
+
+
+def mean_square(results: Any) -> torch.Tensor:
+    """Return the sum of the mean squares of all floating results: the loss of a factory that has none."""
+    found = [tensor.float().square().mean() for tensor in tensors_in(results) if tensor.is_floating_point()]
+    if not found:
+        raise ImportModelError("the module has no floating-point result, so there is no loss to differentiate")
+    return torch.stack(found).sum()
+
+
+def _reason(model: str) -> str:
+    if model in builtin_names():
+        return "a built-in graph is the graph of inference, without dropout and batch statistics"
+    if model.lower().endswith((".json", ".onnx")):
+        return "the file has a graph of inference"
+    return "it names no factory and no exported program"
+
+
+def _call(place: str, name: str, model: str) -> Any:
+    factory: Any = _module_at(place)
+    for part in name.split("."):
+        if not hasattr(factory, part):
+            raise ImportModelError(f"{model}: {place} has no {name}")
+        factory = getattr(factory, part)
+    if isinstance(factory, nn.Module):
+        raise ImportModelError(f"{model} is a module: name a function that makes it, since several are needed")
+    if not callable(factory):
+        raise ImportModelError(f"{model} is a {type(factory).__name__}, not a function. Give {_FACTORIES}")
+    empty, variadic = inspect.Parameter.empty, (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [one.name for one in _parameters(factory) if one.default is empty and one.kind not in variadic]
+    if needed:
+        raise ImportModelError(
+            f"{model} needs arguments ({', '.join(needed)}): write a function without arguments that calls it"
+        )
+    return factory()
+
+
+def _parameters(factory: Any) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(factory).parameters.values())
+    except ValueError:  # a function of C without a signature
+        return []
+
+
+def _module_at(place: str) -> ModuleType:
+    if place.endswith(".py"):
+        return _file(Path(place))
+    here = os.getcwd()
+    if here not in sys.path:  # as for python -m
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise  # the user's module lacks one of its own
+        raise ImportModelError(f"there is no module {error.name!r}; it must be installed, or be in {here}") from error
+
+
+def _file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ImportModelError(f"{path} is no file")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:  # as for python file.py
+        sys.path.insert(0, folder)
+    name = f"file_{path.stem}"  # not the name of a library's module
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportModelError(f"{path} cannot be imported as a module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _exported(path: Path) -> tuple[nn.Module, tuple[Any, ...]]:
+    program = open_exported(path)
+    args, kwargs = program.example_inputs or ((), {})
+    if kwargs:
+        raise ImportModelError(
+            f"{path} has keyword arguments ({', '.join(kwargs)}): export the module with positional ones"
+        )
+    return program.module(), tuple(args)
+
+
+def _parts(made: Any, model: str, shapes: Sequence[Sequence[int]]) -> tuple[nn.Module, tuple[Any, ...], Any]:
+    module, *rest = made if isinstance(made, tuple) else (made,)
+    if not isinstance(module, nn.Module) or len(rest) > 2:
+        raise ImportModelError(f"{model} returns a {type(made).__name__}. Give {_FACTORIES}")
+    loss = rest[1] if len(rest) == 2 else mean_square
+    if rest and shapes:
+        raise ImportModelError(f"{model} has example inputs of its own: leave out --input")
+    if rest:
+        inputs = rest[0] if isinstance(rest[0], tuple | list) else (rest[0],)
+    else:
+        inputs = tuple(torch.randn(tuple(shape)) for shape in shapes)
+    if not inputs:
+        raise ImportModelError(
+            f"{model} returns a module without example inputs: give --input with a shape such as 8x3x224x224, or "
+            "return the module and its example inputs"
+        )
+    return module, tuple(inputs), loss

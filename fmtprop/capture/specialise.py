@@ -1,0 +1,321 @@
+"""Specialisation of an exported program with symbolic sizes: the same program for sizes that are numbers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.export import ExportedProgram
+from torch.export.graph_signature import TensorArgument
+from torch.fx.node import map_arg
+
+from fmtprop.capture.fx_import import Calls, placeholders
+from fmtprop.capture.program_import import user_inputs
+from fmtprop.errors import ImportModelError, InputError
+
+#: PyTorch's folder, and the parts of it that compute types and strides of results
+_TORCH = Path(torch.__file__).parent
+_TYPES = ("_decomp", "_meta_registrations.py", "_prims", "_prims_common", "_refs", "_subclasses")
+
+
+class Sizes:
+    """The sizes that the inputs of an exported program may have.
+
+    Parameters
+    ----------
+    program : torch.export.ExportedProgram
+        Its placeholders record their sizes, as numbers or as expressions of symbols.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        recorded = {node.name: node.meta.get("val") for node in placeholders(program)}
+        #: name and recorded tensor of each input
+        self.inputs: list[tuple[str, torch.Tensor]] = []
+        for spec in user_inputs(program):
+            value = recorded.get(spec.arg.name)
+            if isinstance(spec.arg, TensorArgument) and isinstance(value, torch.Tensor):
+                self.inputs.append((spec.arg.name, value))
+        self._ranges = program.range_constraints
+        #: relations of sizes, as sympy has them, that decided the branches of the traced model
+        self.relations = _relations(value for _, value in self.inputs)
+
+    @property
+    def are_fixed(self) -> bool:
+        """Whether no size is symbolic."""
+        return not self.symbols
+
+    @property
+    def symbols(self) -> list[Any]:
+        """The sizes that are symbolic."""
+        return [size for _, value in self.inputs for size in value.shape if not isinstance(size, int)]
+
+    @property
+    def hints(self) -> list[torch.Tensor]:
+        """Tensors without data, of the sizes of the export's examples."""
+        # int() of a symbol would fix it
+        sizes = [[s if isinstance(s, int) else s.node.hint for s in value.shape] for _, value in self.inputs]
+        types = [value.dtype for _, value in self.inputs]
+        return [torch.empty(size, dtype=dtype, device="meta") for size, dtype in zip(sizes, types, strict=True)]
+
+    def small(self, given: Sequence[torch.Tensor]) -> tuple[tuple[int, int, int], ...]:
+        """Return input, axis and size where a size that may change is 0 or 1, in which an export takes no part."""
+        shapes = zip((recorded.shape for _, recorded in self.inputs), (tensor.shape for tensor in given), strict=False)
+        return tuple(
+            (index, axis, size)
+            for index, (recorded, sizes) in enumerate(shapes)
+            for axis, (symbol, size) in enumerate(zip(recorded, sizes, strict=False))
+            if size <= 1 and not isinstance(symbol, int)
+        )
+
+    def check(self, given: Sequence[torch.Tensor], *, branches: bool = True) -> None:
+        """Refuse tensors with sizes that the program was not exported for.
+
+        Parameters
+        ----------
+        branches : bool
+            Whether to ask also for the branches that the export took.
+
+        Raises
+        ------
+        InputError
+            The number of tensors or of axes is another, a fixed size differs, a size is out of its range, sizes
+            contradict a relation that the export found, or the model would take another branch.
+        """
+        if len(given) != len(self.inputs):
+            raise InputError(f"the model takes {len(self.inputs)} tensors, got {len(given)}")
+        bound: dict[Any, tuple[int, str]] = {}
+        related: list[tuple[str, Any, int]] = []
+        for (name, recorded), tensor in zip(self.inputs, given, strict=True):
+            if not isinstance(tensor, torch.Tensor) or tensor.ndim != recorded.ndim:
+                shown = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else f"a {type(tensor).__name__}"
+                raise InputError(f"input {name}: expected a tensor of {recorded.ndim} axes, got {shown}")
+            sizes: list[tuple[Any, int]] = list(zip(recorded.shape, tensor.shape, strict=True))
+            for axis, (expected, size) in enumerate(sizes):
+                where = f"input {name} axis {axis}"
+                if isinstance(expected, int):
+                    self._check_fixed(expected, size, where, "mark it in dynamic_shapes")
+                    continue
+                expression = expected.node.expr
+                if not expression.free_symbols:
+                    self._check_fixed(int(expression), size, where, "the model itself takes no other size")
+                    continue
+                if expression.is_Symbol and expression not in bound:
+                    bound[expression] = (size, where)
+                    self._check_range(expression, size, where)
+                else:
+                    related.append((where, expression, size))
+        numbers = {symbol: size for symbol, (size, _) in bound.items()}
+        for where, expression, size in related:
+            if (wanted := expression.subs(numbers)) != size and not wanted.free_symbols:
+                others = ", ".join(place for symbol, (_, place) in bound.items() if symbol in expression.free_symbols)
+                raise InputError(f"{where}: got {size}, but it must be {wanted} because of {others}")
+        for guard in self.relations if branches else ():
+            if guard.subs(numbers) == False:  # noqa: E712 - sympy's own, and an open relation is no failure
+                places = {symbol: type(symbol)(f"({place})") for symbol, (_, place) in bound.items()}
+                raise InputError(
+                    f"{', '.join(f'{place}: got {size}' for size, place in bound.values())}: the model takes another "
+                    f"branch there than for the example inputs, which have {guard.subs(places)}; compile it with "
+                    "example inputs of such a size, too"
+                )
+
+    @staticmethod
+    def _check_fixed(expected: int, size: int, where: str, why: str) -> None:
+        if size != expected:
+            raise InputError(f"{where}: got {size}, but it must be {expected}, which is fixed: {why}")
+
+    def _check_range(self, symbol: Any, size: int, where: str) -> None:
+        allowed = self._ranges.get(symbol)
+        if allowed is not None and not allowed.lower <= size <= allowed.upper:
+            raise InputError(
+                f"{where}: got {size}, but the model was exported for {allowed.lower} to {allowed.upper}; "
+                "give another range in dynamic_shapes"
+            )
+
+
+def _relations(values: Iterable[torch.Tensor]) -> list[Any]:
+    modes = (value.fake_mode for value in values if isinstance(value, FakeTensor))
+    shapes = next((mode.shape_env for mode in modes if mode.shape_env is not None), None)
+    return [] if shapes is None else [guard.expr for guard in shapes.guards if not _is_of_types(guard)]
+
+
+def _is_of_types(guard: Any) -> bool:
+    """Return whether PyTorch asked for the strides of a result, which are computed anew for other sizes."""
+    place = guard.sloc.framework_loc
+    file = Path(getattr(place, "filename", None) or str(place))
+    return file.is_relative_to(_TORCH) and file.relative_to(_TORCH).parts[0] in _TYPES
+
+
+def specialised(program: ExportedProgram, given: Sequence[torch.Tensor]) -> ExportedProgram:
+    """Return a program for the sizes of some inputs.
+
+    Raises
+    ------
+    InputError
+        The program was not exported for these sizes.
+    """
+    Sizes(program).check(given)
+    names = [spec.arg.name for spec in user_inputs(program) if isinstance(spec.arg, TensorArgument)]
+    recorded = [node.meta.get("val") for node in placeholders(program)]
+    mode = torch._guards.detect_fake_mode(recorded) or FakeTensorMode()
+    known: dict[str, Any]
+    with mode:
+        known = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in zip(names, given, strict=True)}
+    made = copy.copy(program)
+    made._graph_module = _Calls(program.graph_module, _Specialiser(program.graph, known, mode).graph)  # type: ignore[assignment]
+    return made
+
+
+class _Calls:
+    """A graph with the attributes of a module; an ``fx.GraphModule`` would write and compile Python code for it."""
+
+    def __init__(self, module: fx.GraphModule, graph: fx.Graph) -> None:
+        self._module, self.graph = module, graph
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def specialised_module(module: fx.GraphModule, given: Sequence[Any]) -> Calls:
+    """Return a functional graph for the sizes of some inputs; any number of threads may call this.
+
+    Parameters
+    ----------
+    given : sequence
+        One tensor or number for each placeholder; of a tensor, only its type, shape and strides are read.
+
+    Raises
+    ------
+    ImportModelError
+        A call fails for these sizes.
+
+    Notes
+    -----
+    ``make_fx`` would do, but while it traces, all calls of compiled functions in other threads raise.
+    """
+    mode = FakeTensorMode()
+    known = dict(zip((node.name for node in placeholders(module)), given, strict=True))
+    known |= {node.name: attrgetter(node.target)(module) for node in module.graph.nodes if node.op == "get_attr"}
+    fake = {name: mode.from_tensor(one) if isinstance(one, torch.Tensor) else one for name, one in known.items()}
+    return _Calls(module, _Specialiser(module.graph, fake, mode).graph)
+
+
+class _Symbols:
+    """The numbers of an exporter's symbols.
+
+    Parameters
+    ----------
+    graph : torch.fx.Graph
+        Its placeholders record sizes, of which some are symbols.
+    given : mapping of str to object
+        The placeholders' tensors and numbers.
+    mode : FakeTensorMode
+        The mode of tensors without data.
+    """
+
+    def __init__(self, graph: fx.Graph, given: Mapping[str, Any], mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._numbers: dict[Any, Any] = {}
+        self._known: dict[Any, int | float | bool | None] = {}
+        #: tensors without data are the same for all calls: making one takes a tenth of a millisecond
+        self._tensors: dict[object, torch.Tensor] = {}
+        for node in graph.nodes:
+            recorded, value = node.meta.get("val"), given.get(node.name)
+            if node.op != "placeholder" or value is None:
+                continue
+            if isinstance(recorded, torch.Tensor) and isinstance(value, torch.Tensor):
+                for symbol, size in zip(recorded.shape, value.shape, strict=True):
+                    self._bind(symbol, size)
+            else:
+                self._bind(recorded, value)
+
+    def _bind(self, symbol: Any, number: Any) -> None:
+        import sympy  # type: ignore[import-untyped]  # 30 MB, which compiling without symbols must not load
+
+        if isinstance(symbol, torch.SymInt | torch.SymFloat) and symbol.node.expr.is_Symbol:
+            self._numbers[symbol.node.expr] = sympy.sympify(number)
+
+    def number(self, value: Any) -> int | float | bool | None:
+        """Return a number; None if it depends on data."""
+        if isinstance(value, int | float):
+            return value
+        expression = value.node.expr
+        if expression not in self._known:
+            found = expression.xreplace(self._numbers)
+            kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
+            self._known[expression] = None if found.free_symbols else kind(found)
+        return self._known[expression]
+
+    def value(self, recorded: Any) -> Any:
+        """Return a recorded value with numbers in place of symbols; None if it is none, or depends on data."""
+        if isinstance(recorded, list | tuple):
+            several = [self.value(one) for one in recorded]
+            return None if any(one is None for one in several) else several
+        if isinstance(recorded, torch.SymInt | torch.SymFloat | torch.SymBool | int | float):
+            return self.number(recorded)
+        return self._tensor(recorded) if isinstance(recorded, torch.Tensor) else None
+
+    def _tensor(self, recorded: torch.Tensor) -> torch.Tensor | None:
+        sizes: list[Any] = [self.number(one) for one in recorded.shape]
+        strides: list[Any] = [self.number(one) for one in recorded.stride()]
+        start = self.number(recorded.storage_offset())
+        if recorded.layout is not torch.strided or None in (*sizes, *strides) or start != 0:
+            return None
+        key = tuple(sizes), tuple(strides), recorded.dtype, recorded.device
+        if key not in self._tensors:
+            # under the mode, PyTorch would take a fifth of a millisecond
+            data = torch.empty_strided(sizes, strides, dtype=recorded.dtype, device="meta")
+            self._tensors[key] = FakeTensor(self._mode, data, recorded.device)
+        return self._tensors[key]
+
+
+class _Specialiser:
+    """One walk over a program. A node is copied with numbers in place of symbols, or becomes a number."""
+
+    def __init__(self, graph: fx.Graph, given: dict[str, Any], mode: FakeTensorMode) -> None:
+        self.graph = fx.Graph()
+        self._given, self._symbols, self._mode = given, _Symbols(graph, given, mode), mode
+        self._made: dict[fx.Node, Any] = {}
+        with torch.no_grad():
+            for node in graph.nodes:
+                self._made[node] = self._specialise(node)
+
+    def _specialise(self, node: fx.Node) -> Any:
+        if node.op == "call_function" and not isinstance(node.target, HigherOrderOperator):
+            return self._call(node)
+        made = self.graph.node_copy(node, self._made.__getitem__) if node.op != "output" else self._output(node)
+        made.name = node.name  # a new graph renames nodes with the name of a builtin
+        if node.name not in self._given:
+            return made
+        made.meta["val"] = value = self._given[node.name]
+        return value if isinstance(value, int | float) else made
+
+    def _output(self, node: fx.Node) -> fx.Node:
+        made: fx.Node = self.graph.output(map_arg(node.args[0], self._made.__getitem__))
+        return made
+
+    def _call(self, node: fx.Node) -> Any:
+        args, kwargs = map_arg((node.args, node.kwargs), self._made.__getitem__)
+        value = self._symbols.value(node.meta.get("val"))
+        if value is None:
+            value = self._called(node, args, kwargs)
+        if value is None or isinstance(value, int | float):
+            return value  # a size, or a check of sizes that holds
+        made = self.graph.create_node("call_function", node.target, args, kwargs, node.name)
+        made.meta = {**node.meta, "val": value}
+        return made
+
+    def _called(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        """Return the result of a call on tensors without data: where it is not recorded, or its sizes are not known."""
+        known = map_arg((args, kwargs), lambda made: made.meta["val"])
+        try:
+            with self._mode:
+                return node.target(*known[0], **known[1])  # type: ignore[operator]
+        except Exception as error:  # a size that depends on data, or that the model's own checks refuse
+            raise ImportModelError(f"{node.name}: {node.target} fails for these sizes: {error}") from error

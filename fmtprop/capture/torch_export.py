@@ -1,0 +1,257 @@
+"""Import of a PyTorch module as a graph, through ``torch.export``: once, or for several sizes.
+
+:mod:`fmtprop.capture.exporting` exports, :mod:`fmtprop.capture.functionalising` removes changes in place, and
+:mod:`fmtprop.capture.program_import` imports. Must not know formats, targets or plans.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import TensorArgument
+from torch.utils import _pytree as pytree
+
+from fmtprop.capture.example_of_one import with_small
+from fmtprop.capture.examples import check_examples
+from fmtprop.capture.exporting import check_tensors, export, exporting, positional
+from fmtprop.capture.functionalising import functionalised
+from fmtprop.capture.methods import as_module
+from fmtprop.capture.program_import import import_program, user_inputs
+from fmtprop.capture.specialise import Sizes, specialised
+from fmtprop.errors import ImportModelError, InputError
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.structure import nested_alike
+from fmtprop.ir.verify import Stage, verify
+
+
+def from_torch(
+    module: nn.Module | ExportedProgram,
+    example_inputs: Any = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    name: str | None = None,
+) -> Graph:
+    """Import a PyTorch model as an op graph.
+
+    The model is exported for inference with the shapes of the example inputs; its composite ops (convolution, linear,
+    normalization, attention) stay whole. A call without an op of fmtprop becomes an ``aten`` node, which runs on the
+    reference target, so every exportable model with static shapes can be imported. Derivatives that its forward pass
+    computes (``torch.func``, ``torch.autograd.grad``) are calls like all others, which torch.export cannot trace.
+
+    Parameters
+    ----------
+    module : torch.nn.Module, method of a module, or torch.export.ExportedProgram
+        The model, on the CPU. A module is exported in eval mode; its own mode does not change.
+    example_inputs : tensor or tuple, optional
+        Positional arguments of ``forward``: they give shapes and data types, and arguments that are not tensors
+        are fixed in the graph. Not needed for an exported program.
+    kwargs : mapping of str to object, optional
+        Keyword arguments of ``forward``.
+    name : str, optional
+        Name of the graph; the class of the module by default.
+
+    Returns
+    -------
+    Graph
+        Inputs are named as ``forward`` names its arguments, constants by their qualified name in the module, nodes
+        carry the module they come from as ``origin``. Constants share memory with the module where it is contiguous.
+        ``graph.structure`` tells how results are nested: :func:`fmtprop.ir.structure.restructure`.
+
+    Raises
+    ------
+    ImportModelError
+        The model cannot be exported, has dynamic shapes, control flow that depends on data, state that it changes,
+        random numbers, or tensors that are not plain CPU tensors.
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+    >>> graph = from_torch(net, torch.zeros(2, 8), name="net")
+    >>> [node.name for node in graph.input_nodes], sorted(graph.constants)
+    (['input'], ['0.bias', '0.weight'])
+    """
+    with exporting():
+        model = _exported(as_module(module), example_inputs, kwargs, None, name)
+        graph = model.imported(model.program)
+    if isinstance(module, ExportedProgram):
+        check_examples(graph, example_inputs, kwargs)
+    return graph
+
+
+def from_torch_symbolic(
+    module: nn.Module | ExportedProgram,
+    example_inputs: Any = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+) -> Exported:
+    """Export a PyTorch model once, for sizes that may change.
+
+    Parameters
+    ----------
+    dynamic_shapes : dict, tuple or list, optional
+        Which axes may change, as ``torch.export.export`` takes it. An exported program has it already.
+
+    Raises
+    ------
+    ImportModelError
+        As :func:`from_torch`; or a size that is marked cannot change.
+    """
+    with exporting():
+        return _exported(module, example_inputs, kwargs, dynamic_shapes)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A functional exported program, and its import as graphs.
+
+    Parameters
+    ----------
+    program : torch.export.ExportedProgram
+        Functional.
+    name : str
+        Name of the graphs.
+    signature : inspect.Signature, optional
+        Signature of the module's ``forward``, if there is a module.
+    examples : sequence of torch.Tensor
+        The example tensors of the export, without data.
+    guards : callable, optional
+        PyTorch's check of the sizes for which a given program took its branches.
+    structure : str
+        The nesting of arguments and results of a program that has them flat.
+    of_small : callable, optional
+        From input, axis and size where a size is 0 or 1 to the program for these. PyTorch exports for sizes from 2
+        on: it takes 0 and 1 as numbers in many of its rules, and a branch on them as decided. A given program has none.
+    """
+
+    program: ExportedProgram
+    name: str
+    signature: inspect.Signature | None
+    examples: Sequence[torch.Tensor]
+    guards: Callable[..., object] | None = None
+    structure: str = ""
+    of_small: Callable[[tuple[tuple[int, int, int], ...]], Exported] | None = None
+
+    def graph(self, given: Sequence[torch.Tensor]) -> Graph:
+        """Import the program for the sizes of some inputs.
+
+        Returns
+        -------
+        Graph
+            Its constants share memory with the program, so graphs of all sizes share them.
+
+        Raises
+        ------
+        InputError
+            The model was not exported for these sizes.
+        ImportModelError
+            As :func:`from_torch`.
+        """
+        sizes = Sizes(self.program)
+        if self.of_small is not None and (small := sizes.small(given)):
+            sizes.check(given, branches=False)
+            return self.of_small(small).graph(given)
+        with exporting():
+            program = specialised(self.program, given)
+            self._check_branches(given)
+            return self.imported(program)
+
+    def _check_branches(self, given: Sequence[torch.Tensor]) -> None:
+        if self.guards is None:
+            return
+        arguments, tensors = [spec.arg for spec in user_inputs(self.program)], iter(given)
+        leaves = [next(tensors) if isinstance(a, TensorArgument) else getattr(a, "value", None) for a in arguments]
+        try:
+            self.guards(*leaves)
+        except AssertionError as error:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in given)
+            raise InputError(
+                f"{self.name} takes another branch for {shapes} than when it was exported ({error}); export it with "
+                "example inputs of such a size, too"
+            ) from error
+
+    def imported(self, program: ExportedProgram) -> Graph:
+        """Import this program, or its specialised form."""
+        graph = import_program(program, self.name, self.signature)
+        if self.structure:
+            graph.structure = nested_alike(self.structure, graph.structure)
+        if not graph.output_nodes:
+            raise ImportModelError(
+                f"{graph.name} returns no tensor (but None, a number or nothing), so there is nothing to compile; "
+                "return its results"
+            )
+        verify(graph, Stage.IMPORTED)
+        return graph
+
+
+def _exported(
+    module: nn.Module | ExportedProgram,
+    example_inputs: Any,
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    name: str | None = None,
+) -> Exported:
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ImportModelError(
+            f"kwargs must be a dict of example keyword inputs by name, got a {type(kwargs).__name__}"
+        )
+    guards, of_small = None, None
+    if isinstance(module, ExportedProgram):
+        program = module
+        check_tensors({**program.state_dict, **program.constants})
+        guards = _guards_of(program)
+    elif isinstance(module, torch.jit.ScriptModule):
+        raise ImportModelError(
+            f"{module.original_name} is a TorchScript module, which torch.export does not take; import the nn.Module "
+            "that it was made from"
+        )
+    elif isinstance(module, nn.Module):
+        program = export(module, example_inputs, dict(kwargs or {}), dynamic_shapes)
+        if dynamic_shapes is not None:
+            of_small = cache(partial(_of_small, module, example_inputs, dict(kwargs or {}), dynamic_shapes))
+    else:
+        raise ImportModelError(
+            f"from_torch takes a torch.nn.Module or a torch.export.ExportedProgram, got {type(module).__name__}; "
+            "wrap a function in a module"
+        )
+    program = functionalised(program)  # a loaded program loses its guards here
+    signature = None if isinstance(module, ExportedProgram) else inspect.signature(module.forward)
+    without = example_inputs is None and not kwargs
+    leaves = Sizes(program).hints if without else pytree.tree_leaves((example_inputs, kwargs))
+    examples = [leaf.to("meta") for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return Exported(program, name or _name_of(program, module), signature, examples, guards, of_small=of_small)
+
+
+def _of_small(
+    module: nn.Module,
+    example_inputs: Any,
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    small: tuple[tuple[int, int, int], ...],
+) -> Exported:
+    args, kwargs, left = with_small(module, positional(module, example_inputs, kwargs), kwargs, dynamic_shapes, small)
+    with exporting():
+        return _exported(module, args, kwargs, left)
+
+
+def _guards_of(program: ExportedProgram) -> Callable[..., object] | None:
+    if not getattr(program, "_guards_code", None):
+        return None
+    found: Callable[..., object] | None = getattr(program.module(), "_guards_fn", None)
+    return found
+
+
+def _name_of(program: ExportedProgram, module: nn.Module | ExportedProgram) -> str:
+    if isinstance(module, nn.Module):
+        return type(module).__name__
+    for node in program.graph.nodes:
+        for _, owner in (node.meta.get("nn_module_stack") or {}).values():
+            return str(owner if isinstance(owner, str) else owner.__name__).rpartition(".")[2]
+    return "model"

@@ -1,7 +1,0 @@
-"""Import of graphs from PyTorch modules, exported programs, graph files and built-in models; and graphs as modules."""
-
-from fmtprop.frontends.files import load, save
-from fmtprop.frontends.graph_module import GraphModule
-from fmtprop.frontends.torch_export import from_torch
-
-__all__ = ["GraphModule", "from_torch", "load", "save"]

@@ -1,0 +1,282 @@
+"""Recurrent networks: PyTorch's own if they compute the same, else a loop over time steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fmtprop.onnx.model.operators.attributes import passed_to
+
+_Activation = Callable[[Tensor], Tensor]
+
+
+def _affine(alpha: float, beta: float) -> _Activation:
+    return lambda x: alpha * x + beta
+
+
+#: name -> the function for an alpha and a beta, and their defaults
+ACTIVATIONS: Final[dict[str, tuple[Callable[[float, float], _Activation], float, float]]] = {
+    "relu": (lambda a, b: torch.relu, 0.0, 0.0),
+    "tanh": (lambda a, b: torch.tanh, 0.0, 0.0),
+    "sigmoid": (lambda a, b: torch.sigmoid, 0.0, 0.0),
+    "affine": (_affine, 1.0, 0.0),
+    "leakyrelu": (lambda a, b: lambda x: F.leaky_relu(x, a), 0.01, 0.0),
+    "thresholdedrelu": (lambda a, b: lambda x: torch.where(x > a, x, torch.zeros_like(x)), 1.0, 0.0),
+    "scaledtanh": (lambda a, b: lambda x: a * torch.tanh(b * x), 1.0, 1.0),
+    "hardsigmoid": (lambda a, b: lambda x: torch.clamp(a * x + b, 0, 1), 0.2, 0.5),
+    "elu": (lambda a, b: lambda x: F.elu(x, a), 1.0, 0.0),
+    "softsign": (lambda a, b: F.softsign, 0.0, 0.0),
+    "softplus": (lambda a, b: F.softplus, 0.0, 0.0),
+}
+#: functions that read alpha, and functions that read beta: the attributes have one number for each
+_READ_ALPHA: Final = frozenset({"affine", "leakyrelu", "thresholdedrelu", "scaledtanh", "hardsigmoid", "elu"})
+_READ_BETA: Final = frozenset({"affine", "scaledtanh", "hardsigmoid"})
+
+
+def _functions(
+    names: Sequence[str], alphas: Sequence[float] | None, betas: Sequence[float] | None
+) -> list[_Activation]:
+    first, second = iter(alphas or ()), iter(betas or ())
+    found = []
+    for name in map(str.lower, names):
+        if name not in ACTIVATIONS:
+            raise ValueError(f"activation {name!r} is none of {', '.join(ACTIVATIONS)}")
+        make, alpha, beta = ACTIVATIONS[name]
+        a = next(first, alpha) if name in _READ_ALPHA else alpha
+        b = next(second, beta) if name in _READ_BETA else beta
+        found.append(make(a, b))
+    return found
+
+
+@dataclass(frozen=True)
+class _Direction:
+    """The weights of one direction: (gates * hidden, input), (gates * hidden, hidden), twice (gates * hidden,)."""
+
+    w: Tensor
+    r: Tensor
+    wb: Tensor
+    rb: Tensor
+    peepholes: Tensor | None
+    functions: list[_Activation]
+
+
+_Step = Callable[[_Direction, Tensor, Sequence[Tensor]], "tuple[Tensor, ...]"]
+
+
+def _clipped(x: Tensor, clip: float | None) -> Tensor:
+    return x if clip is None else torch.clamp(x, -clip, clip)
+
+
+def _rnn_step(clip: float | None) -> _Step:
+    def step(one: _Direction, x: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return (one.functions[0](_clipped(F.linear(x, one.w, one.wb) + F.linear(state[0], one.r, one.rb), clip)),)
+
+    return step
+
+
+def _gru_step(clip: float | None, linear_before_reset: bool) -> _Step:
+    def step(one: _Direction, x: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        (h,) = state
+        f, g = one.functions
+        n = h.shape[-1]
+        from_x = F.linear(x, one.w, one.wb)
+        gates = F.linear(h, one.r[: 2 * n], one.rb[: 2 * n]) + from_x[:, : 2 * n]
+        z, r = f(_clipped(gates[:, :n], clip)), f(_clipped(gates[:, n:], clip))
+        if linear_before_reset:
+            inner = r * F.linear(h, one.r[2 * n :], one.rb[2 * n :])
+        else:
+            inner = F.linear(r * h, one.r[2 * n :], one.rb[2 * n :])
+        candidate = g(_clipped(from_x[:, 2 * n :] + inner, clip))
+        return ((1 - z) * candidate + z * h,)
+
+    return step
+
+
+def _lstm_step(clip: float | None, input_forget: bool, rounded: _Activation | None = None) -> _Step:
+    def step(one: _Direction, x: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        h, c = state
+        f, g, out = one.functions
+        read = h if rounded is None else rounded(h)
+        i, o, forget, cell = (F.linear(x, one.w, one.wb) + F.linear(read, one.r, one.rb)).chunk(4, -1)
+        pi, po, pf = (None, None, None) if one.peepholes is None else one.peepholes.chunk(3, -1)
+        i = f(_clipped(i if pi is None else i + pi * c, clip))
+        forget = 1 - i if input_forget else f(_clipped(forget if pf is None else forget + pf * c, clip))
+        c = forget * c + i * g(_clipped(cell, clip))
+        o = f(_clipped(o if po is None else o + po * c, clip))
+        return o * out(c), c
+
+    return step
+
+
+def _walk(
+    x: Tensor, one: _Direction, state: tuple[Tensor, ...], step: _Step, lengths: Tensor | None, reverse: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return all hidden states (time, batch, hidden), and the last state of each sequence."""
+    outputs: list[Tensor] = []
+    times = range(x.shape[0])
+    for time in reversed(times) if reverse else times:
+        after = step(one, x[time], state)
+        if lengths is None:
+            state = after
+            outputs.append(after[0])
+            continue
+        alive = (time < lengths).reshape(-1, 1)
+        state = tuple(torch.where(alive, new, old) for new, old in zip(after, state, strict=True))
+        outputs.append(torch.where(alive, after[0], torch.zeros_like(after[0])))
+    return torch.stack(outputs[::-1] if reverse else outputs), state
+
+
+def _run(
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None,
+    lengths: Tensor | None,
+    initial: Sequence[Tensor | None],
+    peepholes: Tensor | None,
+    functions: list[_Activation],
+    step: _Step,
+    direction: str,
+    layout: int,
+) -> tuple[Tensor, ...]:
+    if direction not in ("forward", "reverse", "bidirectional"):
+        raise ValueError(f"direction {direction!r} is none of forward, reverse and bidirectional")
+    count = 2 if direction == "bidirectional" else 1
+    each = len(functions) // count
+    hidden = r.shape[-1]
+    if layout:
+        x = x.transpose(0, 1)
+    zeros = x.new_zeros(x.shape[1], hidden)
+    ys, finals = [], []
+    for k in range(count):
+        wb, rb = (x.new_zeros(2 * w.shape[1]) if b is None else b[k]).chunk(2)
+        held = None if peepholes is None else peepholes[k]
+        one = _Direction(w[k], r[k], wb, rb, held, functions[k * each : (k + 1) * each])
+        state = tuple(zeros if h is None else (h[:, k] if layout else h[k]) for h in initial)
+        y, final = _walk(x, one, state, step, lengths, direction == "reverse" or k == 1)
+        ys.append(y)
+        finals.append(final)
+    result = torch.stack(ys, 1)  # time, direction, batch, hidden
+    last = [torch.stack(states, 1 if layout else 0) for states in zip(*finals, strict=True)]
+    return result.permute(2, 0, 1, 3) if layout else result, *last
+
+
+def _reordered(weights: Tensor, order: Sequence[int]) -> Tensor:
+    parts = weights.chunk(len(order), 0)
+    return torch.cat([parts[gate] for gate in order])
+
+
+def _by_pytorch(
+    kind: str, order: Sequence[int], x: Tensor, w: Tensor, r: Tensor, b: Tensor | None, initial: Sequence[Tensor | None]
+) -> tuple[Tensor, ...]:
+    """Return the result of PyTorch's own recurrent network; the first axis is time."""
+    weights: list[Tensor] = []
+    for k in range(w.shape[0]):
+        weights += [_reordered(w[k], order), _reordered(r[k], order)]
+        if b is not None:
+            weights += [_reordered(half, order) for half in b[k].chunk(2)]
+    zeros = x.new_zeros(w.shape[0], x.shape[1], r.shape[-1])
+    states = [zeros if h is None else h for h in initial]
+    state: Any = states if kind == "lstm" else states[0]
+    function = getattr(torch._VF, kind)
+    y, *final = function(x, state, weights, b is not None, 1, 0.0, False, w.shape[0] == 2, False)
+    return y.reshape(*y.shape[:2], w.shape[0], -1).permute(0, 2, 1, 3), *final
+
+
+#: PyTorch's own networks: the functions of one direction -> its name, and the order of ONNX's gates
+_ByFunctions = Mapping[tuple[str, ...], tuple[str, Sequence[int]]]
+
+
+def _layer(
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None,
+    lengths: Tensor | None,
+    initial: Sequence[Tensor | None],
+    usual: Sequence[str],
+    make_step: Callable[[float | None], _Step],
+    by_functions: _ByFunctions,
+    peepholes: Tensor | None = None,
+    *,
+    activation_alpha: Sequence[float] | None = None,
+    activation_beta: Sequence[float] | None = None,
+    activations: Sequence[str] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    layout: int = 0,
+) -> tuple[Tensor, ...]:
+    """Return all hidden states, and the last states."""
+    if hidden_size is not None and hidden_size != r.shape[-1]:
+        raise ValueError(f"hidden_size is {hidden_size}, but R has shape {tuple(r.shape)}")
+    names = [name.lower() for name in activations or [*usual] * w.shape[0]]
+    one = tuple(names[: len(usual)])
+    plain = clip is None and lengths is None and not layout and direction in ("forward", "bidirectional")
+    if plain and one in by_functions and names == [*one] * (len(names) // len(one)):
+        return _by_pytorch(*by_functions[one], x, w, r, b, initial)
+    functions = _functions(names, activation_alpha, activation_beta)
+    return _run(x, w, r, b, lengths, initial, peepholes, functions, make_step(clip), direction, layout)
+
+
+@passed_to(_layer)
+def _rnn(
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None = None,
+    lengths: Tensor | None = None,
+    initial_h: Tensor | None = None,
+    **attributes: Any,
+) -> tuple[Tensor, ...]:
+    own: _ByFunctions = {("tanh",): ("rnn_tanh", [0]), ("relu",): ("rnn_relu", [0])}
+    return _layer(x, w, r, b, lengths, [initial_h], ["Tanh"], _rnn_step, own, **attributes)
+
+
+@passed_to(_layer)
+def _gru(
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None = None,
+    lengths: Tensor | None = None,
+    initial_h: Tensor | None = None,
+    *,
+    linear_before_reset: int = 0,
+    **attributes: Any,
+) -> tuple[Tensor, ...]:
+    own: _ByFunctions = {("sigmoid", "tanh"): ("gru", [1, 0, 2])} if linear_before_reset else {}
+    step = partial(_gru_step, linear_before_reset=bool(linear_before_reset))
+    return _layer(x, w, r, b, lengths, [initial_h], ["Sigmoid", "Tanh"], step, own, **attributes)
+
+
+@passed_to(_layer)
+def lstm(
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None = None,
+    lengths: Tensor | None = None,
+    initial_h: Tensor | None = None,
+    initial_c: Tensor | None = None,
+    peepholes: Tensor | None = None,
+    rounded: _Activation | None = None,
+    *,
+    input_forget: int = 0,
+    **attributes: Any,
+) -> tuple[Tensor, ...]:
+    """Return all hidden states, the last hidden state and the last cell; `rounded` is applied to states before R."""
+    plain = rounded is None and peepholes is None and not input_forget
+    own: _ByFunctions = {("sigmoid", "tanh", "tanh"): ("lstm", [0, 2, 3, 1])} if plain else {}
+    step = partial(_lstm_step, input_forget=bool(input_forget), rounded=rounded)
+    initial, usual = [initial_h, initial_c], ["Sigmoid", "Tanh", "Tanh"]
+    return _layer(x, w, r, b, lengths, initial, usual, step, own, peepholes, **attributes)
+
+
+OPERATORS: Final[dict[str, Callable[..., Any]]] = {"RNN": _rnn, "GRU": _gru, "LSTM": lstm}

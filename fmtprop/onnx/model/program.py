@@ -1,0 +1,376 @@
+"""An ONNX model as a program of PyTorch functions, run node by node.
+
+The same walk serves two purposes. On data, it runs models that a plan cannot express (shapes that depend on data,
+sequences, strings). On tensors without data under a tracer, it makes a graph; nodes that depend only on constants are
+computed outside of the tracer. This module must not know about files or graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from fmtprop.errors import FmtpropError, ImportModelError, ShapeError
+from fmtprop.ir.tensors import map_tensors
+from fmtprop.onnx.model import limits, operators
+from fmtprop.onnx.model.elements import in_bytes
+from fmtprop.onnx.model.modes import SizesOnly
+from fmtprop.onnx.model.operators.values import DataDependentError, NotInTorchError, is_known, is_repeated
+from fmtprop.onnx.model.reading import Source
+from fmtprop.onnx.model.recording import Recording
+from fmtprop.onnx.model.reference import result_nbytes, run_node
+from fmtprop.onnx.model.steps import Body, NodeStep, body_of, expanded, keywords
+from fmtprop.ops.without_data import without_data
+from fmtprop.system.machine import memory_nbytes
+from fmtprop.system.printable import first_line
+
+#: nodes of branches and loops that an imported model may have, after loops are unrolled
+MOST_UNROLLED_STEPS: Final = 1_000
+#: bytes of small operands: the results of most nodes on them are small too
+_SMALL_NBYTES: Final = 4096
+#: items of sequences that are copied in the time of a node
+_ITEMS_OF_A_STEP: Final = 1_000
+#: most elements of a tensor that may be a shape
+_FEW_ELEMENTS: Final = 64
+#: bytes that nodes may make of constants, plus eight times the bytes of the weights
+MOST_FOLDED_NBYTES: Final = 1 << 29
+#: bytes of constants that nodes on constants may read, plus 32 times the bytes of the weights: some seconds
+MOST_READ_NBYTES: Final = 1 << 34
+#: products that nodes on constants may compute: some seconds
+MOST_FOLDED_PRODUCTS: Final = 1 << 37
+#: bytes of constants that nodes may make of one number each; a graph describes them by this number
+MOST_REPEATED_NBYTES: Final = 1 << 30
+
+
+class ContradictionError(ImportModelError):
+    """Parts of a model do not fit together, whatever its inputs are."""
+
+
+class LimitError(ImportModelError):
+    """Nodes on constants ask for too much memory or time."""
+
+
+class OperandsError(ImportModelError):
+    """A node cannot run on its operands: the model is wrong, or the inputs of a run are."""
+
+
+class OnnxProgram:
+    """A runnable model, on data or on tensors without data.
+
+    Parameters
+    ----------
+    source : Source
+        A model after reading and checks.
+
+    Raises
+    ------
+    ImportModelError
+        An operator is not supported; the message names the node.
+    """
+
+    def __init__(self, source: Source) -> None:
+        model = source.model
+        self.opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
+        self.body = body_of(model.graph, self.opsets)
+        self.body.constants |= source.weights
+        #: the weights, which inputs of a run may replace
+        self.weights = frozenset(source.weights)
+        self.body.inputs = [name for name in self.body.inputs if name not in source.weights]
+        self.name = model.graph.name or "model"
+        self.inputs = [info for info in model.graph.input if info.name not in source.weights]
+        self.outputs = list(model.graph.output)
+        self.weights_nbytes = sum(value.nbytes for value in source.weights.values())
+        #: the file's data about the model, by ONNX Runtime's names
+        self.metadata: dict[str, Any] = {
+            "producer_name": model.producer_name,
+            "graph_name": model.graph.name,
+            "domain": model.domain,
+            "description": model.doc_string,
+            "graph_description": model.graph.doc_string,
+            "version": model.model_version,
+            "custom_metadata_map": {entry.key: entry.value for entry in model.metadata_props},
+        }
+        #: labels of the nodes that ran on ONNX's reference
+        self.reference_nodes: list[str] = []
+
+    def run(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """Run node by node.
+
+        Raises
+        ------
+        ImportModelError
+            A node cannot run on its operands; the message names it.
+        """
+        with torch.no_grad():
+            results = _Run(self).body(self.body, dict(inputs), {})
+            taken = set(map(_address, (*inputs.values(), *self.body.constants.values())))
+            return [_owned(result, taken) for result in results]
+
+    def trace(self, inputs: Mapping[str, Any], recording: Recording) -> list[Any]:
+        """Run on tensors without data, and record the calls.
+
+        Raises
+        ------
+        DataDependentError
+            A shape or a branch depends on the inputs.
+        ImportModelError
+            As :meth:`run`.
+        """
+        return _Run(self, recording).body(self.body, dict(inputs), {})
+
+
+#: errors that functions of PyTorch and of numpy raise about their operands
+_FAILURES: Final = (
+    RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError, AssertionError,
+    MemoryError,
+)  # fmt: skip
+
+
+class _Run:
+    """One run, and its counts so far."""
+
+    def __init__(self, program: OnnxProgram, recording: Recording | None = None) -> None:
+        self.program = program
+        self.recording = recording
+        self.depth = 0
+        #: branches around the present node that a run may not take
+        self.doubtful = 0
+        self.steps = 0
+        self.folded_nbytes = 0
+        self.repeated_nbytes = 0
+        self.read_nbytes = 0
+        self.products = 0
+
+    def body(self, body: Body, inputs: Mapping[str, Any], scope: Mapping[str, Any]) -> list[Any]:
+        values = _Scope(scope, body.constants)
+        values.update(inputs)
+        for step in body.steps:
+            arguments = [values.find(name, step) for name in step.inputs]
+            results = self.step(step, arguments, values)
+            for name, result in zip(step.outputs, results, strict=False):
+                if name:
+                    values[name] = result
+            for name in step.last:
+                values.pop(name, None)
+        return [values.find(name, None) for name in body.outputs]
+
+    def step(self, step: NodeStep, arguments: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
+        if self.depth:
+            # a sequence is copied
+            copied = sum(len(value) for value in arguments if isinstance(value, list))
+            self._count_steps(step, 1 + copied // _ITEMS_OF_A_STEP)
+        try:
+            return self._checked(step, self._call(step, arguments, scope))
+        except DataDependentError as error:
+            text = str(error)
+            raise (
+                error
+                if text.startswith("node ")
+                else DataDependentError(f"{step.label}: {text.partition(' depends on the values')[0]}")
+            ) from None
+        except ShapeError as error:
+            raise OperandsError(f"{step.label}: {error}") from error
+        except FmtpropError:
+            raise
+        except ImportError as error:
+            raise ImportModelError(f"{step.label}: {first_line(error)}") from error
+        except NotImplementedError as error:
+            raise ImportModelError(f"{step.label}: {first_line(error)} is not supported") from error
+        except _FAILURES as error:
+            given = ", ".join(map(_described, arguments))
+            raise OperandsError(f"{step.label} cannot run on {given or 'nothing'}: {first_line(error)}") from error
+
+    def _count_steps(self, step: NodeStep, number: int) -> None:
+        """Count the nodes that branches and loops run, and refuse too many."""
+        self.steps += number
+        if self.recording is not None and self.steps > MOST_UNROLLED_STEPS:
+            raise DataDependentError(f"{step.label}: a loop runs more than {MOST_UNROLLED_STEPS} nodes, the number")
+        if self.steps > limits.LOOP_STEPS:
+            raise ImportModelError(
+                f"{step.label}: loops have run {limits.LOOP_STEPS} nodes in this run, and may run no more"
+            )
+
+    def _checked(self, step: NodeStep, results: Any) -> Sequence[Any]:
+        # a sequence is a list, several results are a tuple
+        found: Sequence[Any] = results if isinstance(results, tuple) else (results,)
+        if len(found) < len(step.outputs) and any(step.outputs):
+            raise ContradictionError(f"{step.label} names {len(step.outputs)} outputs, it has {len(found)}")
+        return found
+
+    def _call(self, step: NodeStep, arguments: list[Any], scope: Mapping[str, Any]) -> Any:
+        recording = self.recording
+        if recording is None or step.runs_subgraphs:
+            return self._make(step, arguments, scope)
+        shape_only = step.op in operators.SHAPE_ONLY and not step.domain
+        kept = step.op in operators.KEEPING and not step.domain
+        if kept:
+            arguments = [*map(in_bytes, arguments)]
+        if shape_only or (is_known(arguments) and not kept):
+            arguments = recording.plain(arguments)
+            self._check_size(step, arguments, scope)
+            return self._make(step, arguments, scope)
+        if self.doubtful and step.op in operators.REFUSING and not step.domain and _is_computed(arguments[1]):
+            raise DataDependentError(f"{step.label}: whether it runs on its indices or its divisor")
+        arguments = recording.traced(arguments)
+        recording.origin = step.name
+        return self._make(step, arguments, scope)
+
+    def _make(self, step: NodeStep, arguments: list[Any], scope: Mapping[str, Any]) -> Any:
+        function = step.function
+        carried = step.op in operators.CARRYING and not step.domain
+        if function is None or not (carried or all(map(_in_torch, arguments))):
+            return self._otherwise(step, arguments)
+        extra: dict[str, Any] = {}
+        known = keywords(function)
+        if "wanted" in known:
+            extra["wanted"] = len(step.outputs)
+        if "rounded" in known:
+            extra["rounded"] = step.rounded
+        if "run" in known:
+            doubtful = step.op == "If" and not is_known(arguments[0])
+            extra["run"] = lambda body, values: self._subgraph(step, body, values, scope, doubtful)
+        try:
+            return function(*arguments, **step.attributes, **extra)
+        except NotInTorchError:
+            return self._otherwise(step, arguments)
+
+    def _subgraph(
+        self, step: NodeStep, body: Body, values: Sequence[Any], scope: Mapping[str, Any], doubtful: bool
+    ) -> list[Any]:
+        if len(values) > len(body.inputs):
+            raise ContradictionError(
+                f"{step.label}: its subgraph takes {len(body.inputs)} inputs, {len(values)} are given"
+            )
+        self._count_steps(step, 1)  # a body may have no nodes
+        self.depth += 1
+        self.doubtful += doubtful
+        try:
+            return self.body(body, dict(zip(body.inputs, values, strict=False)), scope)
+        finally:
+            self.depth -= 1
+            self.doubtful -= doubtful
+            if self.recording is not None:
+                self.recording.origin = step.name
+
+    def _otherwise(self, step: NodeStep, arguments: list[Any]) -> Any:
+        """Run a node as ONNX's function body for it, or on ONNX's reference if there is none."""
+        body = expanded(step, arguments)
+        if body is not None:
+            return tuple(self.body(body, dict(zip(body.inputs, arguments, strict=False)), {}))
+        if self.recording is not None and not is_known(arguments):
+            raise DataDependentError(f"{step.label}: PyTorch has no such operator, and the result of ONNX's reference")
+        nbytes = result_nbytes(step.node, step.version, arguments) if step.op in operators.GROWING else 0
+        if nbytes > memory_nbytes():
+            raise ValueError(f"its result has {nbytes} bytes, more than this machine's memory")
+        self.program.reference_nodes.append(step.label)
+        return run_node(step.node, step.version, arguments)
+
+    def _check_size(self, step: NodeStep, arguments: list[Any], scope: Mapping[str, Any]) -> None:
+        """Refuse a result that would be too large before it is computed."""
+        nbytes = sum(value.nbytes for value in arguments if isinstance(value, torch.Tensor))
+        growing = step.op in operators.GROWING
+        if not growing and nbytes <= _SMALL_NBYTES:
+            return
+        self.read_nbytes += nbytes
+        most = MOST_READ_NBYTES + 32 * self.program.weights_nbytes
+        if self.read_nbytes > most:
+            raise LimitError(
+                f"{step.label} reads {nbytes} bytes of constants; all nodes on constants together may read {most}: "
+                "compute them once, and keep the result as an initialiser"
+            )
+        if step.function is None or not all(map(_in_torch, arguments)):
+            self._count(step, nbytes, result_nbytes(step.node, step.version, arguments) if growing else 0, 0)
+            return
+        try:
+            with SizesOnly() as mode:
+                made = self._make(step, map_tensors(arguments, _small_or_without_data), scope)
+        except DataDependentError:  # a function that reads all numbers: its result is no larger than they are
+            return
+        self.products += mode.products
+        if self.products > MOST_FOLDED_PRODUCTS:
+            raise LimitError(
+                f"{step.label} computes {mode.products} products of constants; all nodes on constants together may "
+                f"compute {MOST_FOLDED_PRODUCTS}: compute it once, and keep the result as an initialiser"
+            )
+        results = made if isinstance(made, tuple | list) else (made,)
+        sizes = [(value.nbytes, is_repeated(value)) for value in results if isinstance(value, torch.Tensor)]
+        size = sum(nbytes for nbytes, repeated in sizes if not repeated)
+        repeated = sum(nbytes for nbytes, repeated in sizes if repeated)
+        self._count(step, nbytes, size, repeated)
+
+    def _count(self, step: NodeStep, nbytes: int, size: int, repeated: int) -> None:
+        """Count the bytes that nodes make of constants, and those of one number each, and refuse too many."""
+        self.folded_nbytes += size
+        self.repeated_nbytes += repeated
+        if self.repeated_nbytes > MOST_REPEATED_NBYTES:
+            raise LimitError(
+                f"{step.label} makes {repeated} bytes of one number; all nodes together may make "
+                f"{MOST_REPEATED_NBYTES}: use a tensor of one element, which operators broadcast"
+            )
+        most = MOST_FOLDED_NBYTES + 8 * self.program.weights_nbytes
+        if self.folded_nbytes > most:
+            raise LimitError(
+                f"{step.label} makes {size} bytes of constants of {nbytes} bytes; all nodes together may make {most}: "
+                "keep such a tensor as an initialiser"
+            )
+
+
+class _Scope(dict[str, Any]):
+    """Values by name, with those of the enclosing graphs."""
+
+    def __init__(self, outer: Mapping[str, Any], constants: Mapping[str, Any]) -> None:
+        super().__init__(outer)
+        self.update(constants)
+
+    def find(self, name: str, step: NodeStep | None) -> Any:
+        """Return a value; None for an operand that is left out."""
+        if not name:
+            return None
+        try:
+            return self[name]
+        except KeyError:
+            where = "an output of the graph" if step is None else step.label
+            raise ContradictionError(f"{where} reads {name!r}, which nothing before it makes") from None
+
+
+def _is_computed(value: Any) -> bool:
+    """Return whether a tensor of integers depends on the inputs."""
+    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not is_known(value)
+
+
+def _small_or_without_data(tensor: torch.Tensor) -> Any:
+    """Return a large tensor without its data; a few numbers may be a shape and stay."""
+    return without_data(tensor) if tensor.numel() > _FEW_ELEMENTS else tensor
+
+
+def _address(value: Any) -> int | None:
+    """Return where a tensor's memory begins."""
+    return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else None
+
+
+def _owned(value: Any, taken: set[int | None]) -> Any:
+    """Return a result that shares no memory with others or with itself, and note its memory as taken."""
+    if isinstance(value, list):
+        return [_owned(item, taken) for item in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    if _address(value) in taken or value.nbytes > value.untyped_storage().nbytes():
+        value = value.clone(memory_format=torch.contiguous_format)
+    taken.add(_address(value))
+    return value
+
+
+def _in_torch(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_in_torch, value))
+    return value is None or isinstance(value, torch.Tensor)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, list):
+        return f"a sequence of {len(value)}"
+    if value is None:
+        return "nothing"
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
