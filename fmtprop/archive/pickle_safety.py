@@ -105,15 +105,7 @@ class _Dict:
 def check_tensor_file(data: memoryview, where: str) -> None:
     """Check that a file written by ``torch.save`` holds only tensors and plain data.
 
-    Parameters
-    ----------
-    data : memoryview
-        The whole file, in bytes. PyTorch writes an empty file for "no value".
-
-    Raises
-    ------
-    ImportModelError
-        Loading it would call a function that is not on the list, or it is not such a file.
+    `data`: the whole file, in bytes. PyTorch writes an empty file for "no value".
     """
     if not data:
         return
@@ -140,16 +132,7 @@ def check_tensor_file(data: memoryview, where: str) -> None:
 def check_pickle(program: bytes, where: str, records: Mapping[str, int]) -> None:
     """Interpret a pickle symbolically, without running it.
 
-    Parameters
-    ----------
-    records : mapping of str to int
-        Size in bytes of each record of tensor data, by its key.
-
-    Raises
-    ------
-    ImportModelError
-        The pickle names or calls a function that is not on the list, uses an instruction that PyTorch does not write,
-        reads past a record, or is damaged.
+    `records`: size in bytes of each record of tensor data, by its key.
     """
     if len(program) > LARGEST_PICKLE_NBYTES:
         raise ImportModelError(f"{where} is a pickle of {len(program)} bytes; the limit is {LARGEST_PICKLE_NBYTES}")

@@ -75,13 +75,7 @@ _FACTORIES: Final = frozenset({"bool", "dict", "float", "int", "list", "set", "s
 
 
 def parse_json(data: bytes, where: str) -> Any:
-    """Parse a JSON member of bounded size and depth.
-
-    Raises
-    ------
-    ImportModelError
-        The text is too large, too deeply nested, or not JSON.
-    """
+    """Parse a JSON member of bounded size and depth."""
     if len(data) > LARGEST_JSON_NBYTES:
         raise ImportModelError(f"{where} is JSON of {len(data)} bytes; the limit is {LARGEST_JSON_NBYTES}")
     try:
@@ -91,13 +85,7 @@ def parse_json(data: bytes, where: str) -> Any:
 
 
 def check_program(data: bytes, where: str) -> None:
-    """Check a serialized exported program, and have PyTorch define the operators that it defines only on request.
-
-    Raises
-    ------
-    ImportModelError
-        The program has a string that would be executed and does not match the exporter's grammar.
-    """
+    """Check a serialized exported program, and have PyTorch define the operators that it defines only on request."""
     program = parse_json(data, where)
     if b"quantized_decomposed" in data:
         import torch.ao.quantization.fx._decomposed  # noqa: F401
@@ -127,10 +115,7 @@ def check_program(data: bytes, where: str) -> None:
 def check_relation(text: object, where: str) -> None:
     """Check a relation of sizes, which decided a branch: it is an expression like a size.
 
-    Raises
-    ------
-    ImportModelError
-        It has something that would be executed, and is no part of such an expression.
+    Raises ImportModelError if it has something that would be executed, and is no part of such an expression.
     """
     _check_size(text, where)
 

@@ -54,19 +54,8 @@ def check_archive(path: str | os.PathLike[str]) -> None:
     Call it right before ``torch.export.load``, on a file that nothing can change in between. It reads pickles and
     JSON, not the weights, so its time does not depend on the size of the model's data.
 
-    Parameters
-    ----------
-    path : path-like
-        A file that ``torch.export.save`` wrote.
+    `path`: a file that ``torch.export.save`` wrote.
 
-    Raises
-    ------
-    ImportModelError
-        The file is missing, empty, truncated, or not a torch.export archive; or a member would run code, build objects
-        other than tensors, read outside its data, or fill the memory. The message names the member and its effect.
-
-    Examples
-    --------
     >>> import tempfile
     >>> from pathlib import Path
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -30,8 +30,6 @@ _TEXT = re.compile(r"""[^"'\\]*""")
 def is_name(text: str) -> bool:
     """Return whether a string can name a value, an argument or a keyword.
 
-    Examples
-    --------
     >>> is_name("conv2d_1"), is_name("größe"), is_name("x=print()")
     (True, True, False)
     """
@@ -41,8 +39,6 @@ def is_name(text: str) -> bool:
 def is_path(text: str) -> bool:
     """Return whether a string can be the path of a parameter, a buffer or a module: atoms separated by dots.
 
-    Examples
-    --------
     >>> is_path("layer1.0.a-b.weight"), is_path('a") or print("'), is_path("__class__.forward")
     (True, False, False)
     """
@@ -52,8 +48,6 @@ def is_path(text: str) -> bool:
 def is_text(text: str) -> bool:
     """Return whether a string cannot end quotes of either kind.
 
-    Examples
-    --------
     >>> is_text("pixel values (rgb)"), is_text("don't")
     (True, False)
     """
@@ -65,11 +59,6 @@ def check_parameter(path: str) -> None:
 
     A model in this process is the caller's own code, so this check is weaker than :func:`is_path`: the source must be
     valid.
-
-    Raises
-    ------
-    ImportModelError
-        An atom of the path is a keyword, or would end its quotes.
     """
     for atom in path.split("."):
         if keyword.iskeyword(atom) or not is_text(atom.replace("'", "")):
@@ -83,15 +72,7 @@ def check_parameter(path: str) -> None:
 def check_keywords(names: Iterable[Any]) -> None:
     """Refuse keyword arguments that torch cannot write.
 
-    Parameters
-    ----------
-    names : iterable of object
-        Names of the keyword arguments of ``forward``.
-
-    Raises
-    ------
-    ImportModelError
-        A name is not an identifier, or is a keyword.
+    `names`: names of the keyword arguments of ``forward``.
     """
     for name in names:
         if not (isinstance(name, str) and name.isidentifier()) or keyword.iskeyword(name):

@@ -45,15 +45,7 @@ class _Entry(NamedTuple):
 def read_members(archive: memoryview, where: str) -> Mapping[str, memoryview]:
     """Return the members of a zip file in PyTorch's form.
 
-    Parameters
-    ----------
-    archive : memoryview
-        The whole file, in bytes.
-
-    Raises
-    ------
-    ImportModelError
-        The file is empty, truncated, not a zip file, compressed, encrypted, or ambiguous.
+    `archive`: the whole file, in bytes.
     """
     if not archive:
         raise ImportModelError(f"{where} is empty; export the model again with torch.export.save")

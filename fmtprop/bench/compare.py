@@ -14,35 +14,23 @@ from fmtprop.runtime.agreement import relative_error
 
 @dataclass(frozen=True)
 class Agreement:
-    """Difference between the outputs of a callable and of the oracle (PyTorch in f32).
+    """Difference between the outputs of a callable and of the oracle (PyTorch in f32)."""
 
-    Parameters
-    ----------
-    passed : bool
-        Whether every output has the oracle's shape and is within the tolerance.
-    error : float
-        Largest absolute difference over largest absolute value, the worst of all outputs; infinite if they cannot be
-        compared.
-    tolerance : float
-        Largest admissible ``error``.
-    message : str
-        The reason of a failure; empty if the comparison passed.
-    ran : bool, optional
-        Whether there were outputs to compare.
-    """
-
+    #: whether every output has the oracle's shape and is within the tolerance
     passed: bool
+    #: largest absolute difference over largest absolute value, the worst of all outputs; infinite if they cannot be
+    #: compared
     error: float
     tolerance: float
+    #: the reason of a failure; empty if the comparison passed
     message: str = ""
+    #: whether there were outputs to compare
     ran: bool = True
 
 
 def compare_outputs(actual: Any, expected: Any, tolerance: float) -> Agreement:
     """Compare outputs with the expected ones.
 
-    Examples
-    --------
     >>> compare_outputs(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), tolerance=0.1).error
     0.2
     """

@@ -38,48 +38,27 @@ REFERENCE = "fmtprop"
 
 @dataclass(frozen=True)
 class Material:
-    """The inputs of a contender's compilation; peers take the module.
-
-    Parameters
-    ----------
-    graph : Graph
-        Imported, with flat inputs and outputs.
-    module : callable
-        Makes the same model in PyTorch.
-    inputs : tuple of torch.Tensor
-        Inputs of its shapes.
-    onnx : pathlib.Path
-        ONNX file of the module; the first contender that needs it exports it.
-    threads : int
-        Threads, for the whole process.
-    """
+    """The inputs of a contender's compilation; peers take the module."""
 
     graph: Graph
+    #: makes the same model in PyTorch
     module: Callable[[], nn.Module]
     inputs: tuple[torch.Tensor, ...]
+    #: ONNX file of the module; the first contender that needs it exports it
     onnx: Path
     threads: int
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to run a graph.
-
-    Parameters
-    ----------
-    name : str
-        Name in tables.
-    how : Options or Peer
-        Options of fmtprop, or the other runtime, which must be picklable.
-    plan : str
-        A plan file of fmtprop, which is loaded instead of a compilation.
-    library : str
-        File of the oneDNN that its process loads. Default: the one that fmtprop prefers.
-    """
+    """One way to run a graph."""
 
     name: str
+    #: options of fmtprop, or the other runtime, which must be picklable
     how: Options | Peer
+    #: a plan file of fmtprop, which is loaded instead of a compilation
     plan: str = ""
+    #: file of the oneDNN that its process loads. Default: the one that fmtprop prefers.
     library: str = ""
 
     @property
@@ -88,13 +67,7 @@ class Contender:
         return self.how.dtype if isinstance(self.how, Options) else getattr(self.how, "precision", "f32")
 
     def prepare(self, material: Material) -> Callable[..., Any]:
-        """Compile.
-
-        Raises
-        ------
-        FmtpropError
-            A package is missing, or this machine does not support the precision.
-        """
+        """Compile."""
         if self.library:
             dnnl.load(self.library)  # which this process must not have done yet
         use_threads(material.threads)
@@ -121,21 +94,10 @@ class Contender:
 def contender(name: str, options: Options | None = None) -> Contender:
     """Make the contender with a name.
 
-    Parameters
-    ----------
-    name : str
-        ``"fmtprop"``, a variant of it such as ``"fmtprop-propagate"`` or ``"fmtprop-plain-bf16"``, or a key of
-        ``fmtprop.bench.PEERS``. After the first hyphen of a variant come values of ``dtype``, ``policy`` and ``tune``.
-    options : Options, optional
-        Options of ``"fmtprop"``; a variant changes them.
+    `name`: ``"fmtprop"``, a variant of it such as ``"fmtprop-propagate"`` or ``"fmtprop-plain-bf16"``, or a key of
+    ``fmtprop.bench.PEERS``. After the first hyphen of a variant come values of ``dtype``, ``policy`` and ``tune``.
+    `options`: options of ``"fmtprop"``; a variant changes them.
 
-    Raises
-    ------
-    FmtpropError
-        The name is unknown; the message lists the known names.
-
-    Examples
-    --------
     >>> contender("openvino-bf16").precision
     'bf16'
     >>> contender("fmtprop-plain-bf16").how.policy
@@ -158,13 +120,6 @@ def contender(name: str, options: Options | None = None) -> Contender:
 def against(names: Sequence[str], options: Options | None = None) -> list[Contender]:
     """Make the contenders of a race, fmtprop and others; all must be installed.
 
-    Raises
-    ------
-    FmtpropError
-        There is no name, a name is unknown or given twice, or a package is missing; the message names the extra.
-
-    Examples
-    --------
     >>> [one.name for one in against(["torch"])]
     ['fmtprop', 'torch']
     """
@@ -181,13 +136,7 @@ def against(names: Sequence[str], options: Options | None = None) -> list[Conten
 
 
 def libraries(options: Options | None = None) -> list[Contender]:
-    """Make a contender of each oneDNN that is installed, the one in use first.
-
-    Raises
-    ------
-    FmtpropError
-        There is no other than the one in use.
-    """
+    """Make a contender of each oneDNN that is installed, the one in use first."""
     own = os.path.realpath(dnnl.lib().path)
     files = [one for one in candidates() if one.usable and one.version]
     files.sort(key=lambda one: os.path.realpath(one.path) != own)
@@ -219,22 +168,10 @@ def race(
 ) -> Benchmark:
     """Race contenders on one graph: same weights, inputs and threads, one process each; outputs are compared first.
 
-    Parameters
-    ----------
-    threads : int, optional
-        Threads of every contender. Default: torch's setting.
-    inputs : sequence of torch.Tensor, optional
-        Default: random ones.
-    module : callable, optional
-        Makes the module that the graph was imported from; picklable, called in the peers' processes. Without it, peers
-        run the graph's ops one by one, which may be slower than the original if an op was decomposed.
-    onnx : pathlib.Path, optional
-        ONNX file of the module, written if it does not exist. Default: a temporary file.
-
-    Raises
-    ------
-    FmtpropError
-        The graph is too large for this machine, or a process dies.
+    `threads`: threads of every contender. Default: torch's setting. `module`: makes the module that the graph was
+    imported from; picklable, called in the peers' processes. Without it, peers run the graph's ops one by one, which
+    may be slower than the original if an op was decomposed. `onnx`: ONNX file of the module, written if it does not
+    exist. Default: a temporary file. Raises FmtpropError if the graph is too large for this machine, or a process dies.
     """
     check_memory(graph)
     count = threads or torch.get_num_threads()
@@ -286,10 +223,7 @@ def _with_onnx(other: Peer, material: Material) -> Peer:
 def export(module: Callable[[], nn.Module], inputs: tuple[torch.Tensor, ...], onnx: Path) -> None:
     """Write an ONNX file and its weights in one step: if their folder exists, it is complete.
 
-    Raises
-    ------
-    FmtpropError
-        A package is missing, or torch cannot export the module.
+    Raises FmtpropError if a package is missing, or torch cannot export the module.
     """
     final = onnx.parent
     final.parent.mkdir(parents=True, exist_ok=True)

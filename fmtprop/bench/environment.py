@@ -24,23 +24,10 @@ _ISA_FLAGS = (
 
 @dataclass(frozen=True)
 class Environment:
-    """Machine and libraries of a benchmark.
-
-    Parameters
-    ----------
-    cpu : str
-        Model name of the processor.
-    isa : tuple of str
-        Instruction sets from SSE4 on; empty if the system does not list them.
-    cpus : int
-        Logical processors that this process may use.
-    threads : int
-        Threads of each callable.
-    versions : mapping of str to str
-        Library name to version.
-    """
+    """Machine and libraries of a benchmark."""
 
     cpu: str
+    #: instruction sets from SSE4 on; empty if the system does not list them
     isa: tuple[str, ...]
     cpus: int
     threads: int
@@ -50,13 +37,8 @@ class Environment:
     def capture(cls, threads: int | None = None, versions: Mapping[str, str] | None = None) -> Environment:
         """Describe this machine and this process.
 
-        Parameters
-        ----------
-        threads : int, optional
-            Threads of each callable. Default: torch's setting.
+        `threads`: threads of each callable. Default: torch's setting.
 
-        Examples
-        --------
         >>> Environment.capture(threads=2).threads
         2
         """

@@ -37,8 +37,6 @@ _Answer = TypeVar("_Answer")
 class Quartiles:
     """Median and quartiles of one quantity over the rounds.
 
-    Examples
-    --------
     >>> Quartiles.of([4.0, 1.0, 3.0, 2.0, 5.0])
     Quartiles(low=2.0, median=3.0, high=4.0)
     """
@@ -55,45 +53,22 @@ class Quartiles:
 
 @dataclass(frozen=True)
 class Entry:
-    """Results of one contender.
-
-    Parameters
-    ----------
-    name : str
-        Key of the contender.
-    agreement : Agreement
-        The comparison before timing.
-    milliseconds : tuple of float
-        One figure per round; empty if the outputs disagree.
-    latency : Quartiles or None
-        Summary of ``milliseconds``; ``None`` if the outputs disagree.
-    speedup : Quartiles or None
-        The reference's time over the contender's time, round by round: 2.0 is twice as fast as the reference. ``None``
-        unless both agree with the oracle.
-    """
+    """Results of one contender."""
 
     name: str
     agreement: Agreement
+    #: one figure per round; empty if the outputs disagree
     milliseconds: tuple[float, ...]
+    #: summary of ``milliseconds``; ``None`` if the outputs disagree
     latency: Quartiles | None
+    #: the reference's time over the contender's time, round by round: 2.0 is twice as fast as the reference. ``None``
+    #: unless both agree with the oracle.
     speedup: Quartiles | None
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The result of a race.
-
-    Parameters
-    ----------
-    reference : str
-        Contender that is the reference of speed-ups.
-    rounds, repeats, seed : int
-        Arguments of the measurement.
-    entries : tuple of Entry
-        In the given order.
-    environment : Environment
-        Machine and libraries.
-    """
+    """The result of a race."""
 
     reference: str
     rounds: int
@@ -147,8 +122,6 @@ def take_turns(
 ) -> dict[str, list[_Answer]]:
     """Give each contender a turn in every round, in a new random order each time.
 
-    Examples
-    --------
     >>> take_turns({"a": lambda: 1.0, "b": lambda: 2.0}, rounds=2, seed=0)
     {'a': [1.0, 1.0], 'b': [2.0, 2.0]}
     """
@@ -183,10 +156,7 @@ def time_turn(run: Runnable, inputs: Sequence[torch.Tensor], repeats: int) -> fl
 def entry_of(name: str, agreement: Agreement, times: Mapping[str, Sequence[float]], reference: str) -> Entry:
     """Summarise the figures of one contender; it has none if its outputs disagree.
 
-    Parameters
-    ----------
-    times : mapping of str to sequence of float
-        Milliseconds of all timed contenders, one per round.
+    `times`: milliseconds of all timed contenders, one per round.
     """
     if name not in times:
         return Entry(name, agreement, (), None, None)

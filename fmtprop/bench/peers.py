@@ -47,10 +47,8 @@ class Peer(ABC):
     def prepare(self, module: nn.Module, example_inputs: Sequence[torch.Tensor], threads: int) -> Runnable:
         """Compile a module in inference mode.
 
-        Raises
-        ------
-        FmtpropError
-            A package is missing, or the runtime cannot run the module or the precision on this machine.
+        Raises FmtpropError if a package is missing, or the runtime cannot run the module or the precision on this
+        machine.
         """
 
     def versions(self) -> dict[str, str]:
@@ -61,17 +59,11 @@ class Peer(ABC):
 
 @dataclass(frozen=True)
 class TorchEager(Peer):
-    """PyTorch without compilation.
+    """PyTorch without compilation."""
 
-    Parameters
-    ----------
-    channels_last : bool, optional
-        Convert the module's weights and the 4-D (5-D) inputs to channels last.
-    precision : {"f32", "bf16", "f16"}, optional
-        Precision of inference: a narrower one is autocast, with weights converted once.
-    """
-
+    #: convert the module's weights and the 4-D (5-D) inputs to channels last
     channels_last: bool = False
+    #: precision of inference: a narrower one is autocast, with weights converted once
     precision: str = "f32"
 
     @property
@@ -97,14 +89,9 @@ class TorchEager(Peer):
 
 @dataclass(frozen=True)
 class Inductor(Peer):
-    """``torch.compile`` with frozen weights, so that they are packed once.
+    """``torch.compile`` with frozen weights, so that they are packed once."""
 
-    Parameters
-    ----------
-    precision : {"f32", "bf16", "f16"}, optional
-        Precision of inference: a narrower one is autocast, with weights converted once.
-    """
-
+    #: precision of inference: a narrower one is autocast, with weights converted once
     precision: str = "f32"
 
     @property
@@ -136,16 +123,11 @@ class Inductor(Peer):
 
 @dataclass(frozen=True)
 class OnnxRuntime(Peer):
-    """ONNX Runtime's CPU provider with all graph optimizations.
-
-    Parameters
-    ----------
-    onnx : pathlib.Path, optional
-        ONNX file of the module. Default: exported by this peer.
-    """
+    """ONNX Runtime's CPU provider with all graph optimizations."""
 
     package: ClassVar[str] = "onnxruntime"
 
+    #: ONNX file of the module. Default: exported by this peer.
     onnx: Path | None = None
 
     @property
@@ -175,21 +157,13 @@ class OnnxRuntime(Peer):
 class OpenVINO(Peer):
     """OpenVINO's CPU plugin, tuned for latency, one stream.
 
-    Parameters
-    ----------
-    precision : {"f32", "bf16", "f16"}, optional
-        Precision of inference.
-    onnx : pathlib.Path, optional
-        ONNX file of the module. Default: exported by this peer.
-
-    Notes
-    -----
     The module is converted through ONNX instead of ``openvino.convert_model``; the latencies of both are equal.
     """
 
     package: ClassVar[str] = "openvino"
 
     precision: str = "f32"
+    #: ONNX file of the module. Default: exported by this peer.
     onnx: Path | None = None
 
     def __post_init__(self) -> None:
@@ -251,13 +225,6 @@ PEERS: Mapping[str, Callable[[], Peer]] = {
 def peer(name: str) -> Peer:
     """Make the peer with a name, as given on a command line.
 
-    Raises
-    ------
-    FmtpropError
-        The name is unknown; the message lists the known names.
-
-    Examples
-    --------
     >>> peer("torch-channels-last").name
     'torch channels_last'
     """
@@ -269,15 +236,7 @@ def peer(name: str) -> Peer:
 def export_onnx(module: nn.Module, example_inputs: Sequence[torch.Tensor], path: Path) -> None:
     """Export a module to an ONNX file, with its weights in a second file.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        File to write; ``<path>.data`` holds the weights.
-
-    Raises
-    ------
-    FmtpropError
-        ``onnx`` or ``onnxscript`` is not installed, or torch cannot export the module.
+    `path`: file to write; ``<path>.data`` holds the weights.
     """
     require("onnx", "onnx export")
     require("onnxscript", "onnx export")
@@ -299,13 +258,6 @@ def export_onnx(module: nn.Module, example_inputs: Sequence[torch.Tensor], path:
 def require(package: str, peer_name: str) -> ModuleType:
     """Import a package of the extra ``bench``; OpenVINO without its usage statistics.
 
-    Raises
-    ------
-    FmtpropError
-        The package is not installed.
-
-    Notes
-    -----
     OpenVINO reports every import: a new process imports the caller's main module again and waits for the network. It
     would keep a core busy for seconds during the timing.
     """

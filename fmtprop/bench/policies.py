@@ -36,18 +36,8 @@ def compare_policies(
 ) -> Comparison:
     """Compile a graph in several ways, check each against PyTorch, and measure it.
 
-    Parameters
-    ----------
-    threads : int, optional
-        Threads of torch and oneDNN, for the whole process. Default: unchanged.
+    `threads`: threads of torch and oneDNN, for the whole process. Default: unchanged.
 
-    Raises
-    ------
-    FmtpropError
-        There are no options, or the graph cannot be compiled or run under one of them.
-
-    Examples
-    --------
     >>> from fmtprop.capture import load
     >>> comparison = compare_policies(load("chain"), [Options(policy="plain"), Options()], repeats=1)
     >>> [report.policy for report in comparison.reports], comparison.failures
@@ -81,10 +71,7 @@ def measure_plan(
 ) -> Comparison:
     """Load a plan file, check it against PyTorch, and measure it; see :func:`compare_policies`.
 
-    Raises
-    ------
-    PlanError
-        The file cannot be loaded.
+    Raises PlanError if the file cannot be loaded.
     """
     use_threads(threads)
     say = progress or _silent

@@ -41,18 +41,9 @@ _PATIENCE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Prepared:
-    """A contender, ready to run.
+    """A contender, ready to run."""
 
-    Parameters
-    ----------
-    run : callable
-        Runs once; without arguments.
-    agreement : Agreement
-        Comparison of its outputs with the expected ones.
-    versions : mapping of str to str, optional
-        Library name to version.
-    """
-
+    #: runs once; without arguments
     run: Callable[[], Any]
     agreement: Agreement
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -90,23 +81,11 @@ def interleave_processes(
     which warms the caches, then ``repeats`` timed runs, then a wait until the process is quiet. The turn's figure is
     the median of the timed runs.
 
-    Parameters
-    ----------
-    seed : int, optional
-        Seed of the order within the rounds.
-    threads : int, optional
-        Recorded with the result (contenders set their own threads). Default: torch's setting.
-
-    Returns
-    -------
-    Benchmark
-        Entries in the order of ``contenders``. Contenders that disagree, or cannot run here (an `FmtpropError` during
-        preparation), have no figures; ``agreement.message`` is the reason.
-
-    Raises
-    ------
-    FmtpropError
-        The reference is not a contender, a count is out of range, or a process dies or does not become quiet.
+    `seed`: seed of the order within the rounds. `threads`: recorded with the result (contenders set their own threads).
+    Default: torch's setting. Result: entries in the order of ``contenders``. Contenders that disagree, or cannot run
+    here (an `FmtpropError` during preparation), have no figures; ``agreement.message`` is the reason. Raises
+    FmtpropError if the reference is not a contender, a count is out of range, or a process dies or does not become
+    quiet.
     """
     _check_arguments(contenders, reference, rounds, repeats, warmup)
     say = progress or (lambda what, done, total: None)
@@ -148,16 +127,9 @@ def interleave_processes(
 def converse(prepares: Mapping[str, Callable[[], Callable[[], Any]]], rounds: int) -> dict[str, list[Any]]:
     """Run functions in random turns, each in its own process, and return their results.
 
-    Parameters
-    ----------
-    prepares : mapping of str to callable
-        Each is pickled, sent to its process, and called there once. It returns the function of a turn: without
-        parameters, with picklable results.
-
-    Raises
-    ------
-    FmtpropError
-        A function raises it, or a process dies or does not become quiet.
+    `prepares`: each is pickled, sent to its process, and called there once. It returns the function of a turn: without
+    parameters, with picklable results. Raises FmtpropError if a function raises it, or a process dies or does not
+    become quiet.
     """
     with ExitStack() as stack:
         workers = {}
@@ -170,10 +142,7 @@ def converse(prepares: Mapping[str, Callable[[], Callable[[], Any]]], rounds: in
 def call_in_process(name: str, function: Callable[[], Any]) -> Any:
     """Call a function in a new process and return its result.
 
-    Raises
-    ------
-    FmtpropError
-        The function raises it, or the process dies.
+    Raises FmtpropError if the function raises it, or the process dies.
     """
     with _worker(name, partial(_answer_once, function)) as worker:
         return worker.success()
@@ -182,8 +151,6 @@ def call_in_process(name: str, function: Callable[[], Any]) -> Any:
 def _processor_time() -> float:
     """Return the processor seconds of this process and of the processes that it started (living or waited for).
 
-    Notes
-    -----
     The kernel's figures in nanoseconds are used, since those of ``ps`` (and psutil) have steps of 10 ms, a whole
     window of :func:`settle`.
     """
@@ -214,15 +181,7 @@ def settle(
 ) -> None:
     """Wait until this process and the processes that it started use no more CPU time.
 
-    Parameters
-    ----------
-    used, sleep, clock : callable, optional
-        Functions of processor seconds, sleep and clock; replaced by tests.
-
-    Raises
-    ------
-    FmtpropError
-        The process is not quiet within 10 s.
+    `used`, `sleep`, `clock`: functions of processor seconds, sleep and clock; replaced by tests.
     """
     started, quiet = clock(), 0
     while quiet < _WINDOWS:
@@ -265,13 +224,7 @@ class _Worker:
         return self.success()
 
     def success(self) -> Any:
-        """Return the next answer.
-
-        Raises
-        ------
-        FmtpropError
-            The answer is an error.
-        """
+        """Return the next answer."""
         answer = self.answer()
         if isinstance(answer, _Failure):
             raise FmtpropError(f"{self.name}: {answer.message}")

@@ -53,18 +53,9 @@ _LEAST_ERROR, _LEAST_OF_ALL = {"f32": 1e-3, "bf16": 1e-2, "f16": 2e-3}, 1e-5
 
 @dataclass(frozen=True)
 class Expected:
-    """A step of PyTorch in f32, with the errors of other ways to compute it in PyTorch.
+    """A step of PyTorch in f32, with the errors of other ways to compute it in PyTorch."""
 
-    Parameters
-    ----------
-    figures : mapping of str to torch.Tensor
-        Loss, gradients and buffers by description.
-    errors : mapping of str to float
-        The distance of PyTorch's other figures.
-    precision : {"f32", "bf16", "f16"}
-        Precision of these others.
-    """
-
+    #: loss, gradients and buffers by description
     figures: Mapping[str, torch.Tensor]
     errors: Mapping[str, float]
     precision: str
@@ -128,20 +119,9 @@ def compare_steps(
 ) -> Comparison:
     """Plan a step of training in several ways, check each against PyTorch, and measure it.
 
-    Parameters
-    ----------
-    threads : int, optional
-        Threads of torch and oneDNN, for the whole process. Default: unchanged.
-
-    Returns
-    -------
-    Comparison
-        Its ``failures`` name the policies with other losses, gradients or buffers than PyTorch.
-
-    Raises
-    ------
-    FmtpropError
-        The module cannot be compiled or run.
+    `threads`: threads of torch and oneDNN, for the whole process. Default: unchanged. Result: its ``failures`` name the
+    policies with other losses, gradients or buffers than PyTorch. Raises FmtpropError if the module cannot be compiled
+    or run.
     """
     use_threads(threads)
     say, total = progress or (lambda what, done, total: None), 1 + 2 * len(options)
@@ -176,15 +156,7 @@ def race_steps(
 ) -> Benchmark:
     """Race contenders on whole steps, the optimiser included; each has a process, and is compared with PyTorch first.
 
-    Parameters
-    ----------
-    threads : int, optional
-        Threads of every contender. Default: torch's setting.
-
-    Raises
-    ------
-    FmtpropError
-        A process dies.
+    `threads`: threads of every contender. Default: torch's setting. Raises FmtpropError if a process dies.
     """
     count, make = threads or torch.get_num_threads(), partial(without_dropout, make)
     with tempfile.TemporaryDirectory(prefix="fmtprop-bench-") as name:
@@ -202,13 +174,7 @@ def race_steps(
 
 
 def check_contenders(contenders: Sequence[Contender]) -> None:
-    """Refuse runtimes that cannot train.
-
-    Raises
-    ------
-    FmtpropError
-        The message has the names of the others.
-    """
+    """Refuse runtimes that cannot train."""
     for one in contenders:
         if not isinstance(one.how, Options | TorchEager | Inductor):
             raise FmtpropError(

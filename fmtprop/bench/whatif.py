@@ -89,13 +89,6 @@ def cases(
 ) -> list[Case]:  # fmt: skip
     """Return all combinations, each without pins and with each of them.
 
-    Raises
-    ------
-    FmtpropError
-        A number or a pin cannot be read, an instruction set is unknown, or there are too many combinations.
-
-    Examples
-    --------
     >>> [str(case) for case in cases(policies=["optimal"], dtypes=["f32"], batches=[""], threads=["1", "2"],
     ...                              isas=["AVX2"], libraries=[""], pins=[])]
     ['optimal, f32, 1 threads, AVX2', 'optimal, f32, 2 threads, AVX2']
@@ -131,13 +124,7 @@ def side_by_side(
     repeats: int,
     progress: Callable[[str, int, int], None],
 ) -> list[CaseResult]:
-    """Plan and measure each case, one after the other.
-
-    Parameters
-    ----------
-    named : mapping
-        Arguments of :func:`fmtprop.capture.factories.graph_named`.
-    """
+    """Plan and measure each case, one after the other."""
     outcomes = []
     for done, case in enumerate(found):
         progress(str(case), done, len(found))

@@ -55,13 +55,6 @@ _SPELLED = ("ScalarType", "Device", "Layout", "MemoryFormat")
 def importers() -> dict[str, tuple[str, Importer]]:
     """Collect every op's importers.
 
-    Raises
-    ------
-    GraphError
-        Two ops claim one overload.
-
-    Examples
-    --------
     >>> importers()["aten.relu.default"][0]
     'eltwise'
     """
@@ -76,34 +69,19 @@ def importers() -> dict[str, tuple[str, Importer]]:
 
 @dataclass(slots=True)
 class FoundCall:
-    """A call of a program.
-
-    Parameters
-    ----------
-    target : torch._ops.OpOverload
-        The overload.
-    args : dict of str to object
-        Every argument by its schema name; tensors are Values, parts of complex tensors :class:`Parts`.
-    recorded : object
-        Tensors with the shapes and types of its results; None for a call without results.
-    name : str
-        Its name in messages.
-    origin : str
-        Path of the module that makes the call, such as ``layer1.0.conv1``.
-    used : frozenset of int
-        Indices of the results that are read.
-    is_complex : bool
-        Whether it reads or returns a complex tensor.
-    operand : callable
-        Returns the recorded tensor of an argument.
-    """
+    """A call of a program."""
 
     target: OpOverload
+    #: every argument by its schema name; tensors are Values, parts of complex tensors :class:`Parts`
     args: dict[str, Any]
+    #: tensors with the shapes and types of its results; None for a call without results
     recorded: Any
     name: str
+    #: path of the module that makes the call, such as ``layer1.0.conv1``
     origin: str
+    #: indices of the results that are read
     used: frozenset[int]
+    #: whether it reads or returns a complex tensor
     is_complex: bool
     operand: Callable[[str], torch.Tensor]
 
@@ -114,13 +92,7 @@ class FoundCall:
 
 
 class CallImporter:
-    """Importer of a program's calls in order.
-
-    Parameters
-    ----------
-    graph : Graph
-        The graph that grows.
-    """
+    """Importer of a program's calls in order."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -130,13 +102,7 @@ class CallImporter:
         self.made: set[Value] = set()
 
     def add(self, call: FoundCall) -> Any:
-        """Add the nodes of a call.
-
-        Raises
-        ------
-        ImportModelError
-            The call cannot be expressed; the message names the call and its module.
-        """
+        """Add the nodes of a call."""
         recorded, facts = call.recorded, _facts(call.target)
         if recorded is None:
             return _check_only(call, facts.name)

@@ -42,10 +42,7 @@ def with_small(
 ) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     """Return arguments that have some sizes of 0 or 1, and marks of the other axes alone.
 
-    Parameters
-    ----------
-    small : collection of (int, int, int)
-        Number of the tensor among all, axis, and size.
+    `small`: number of the tensor among all, axis, and size.
     """
     leaves, form = pytree.tree_flatten((args, kwargs))
     leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]  # each an object of its own

@@ -19,18 +19,8 @@ from fmtprop.ir.tensors import torch_dtype
 def check_examples(graph: Graph, example_inputs: Any, kwargs: Mapping[str, Any] | None = None) -> None:
     """Refuse example inputs that do not fit a graph.
 
-    Parameters
-    ----------
-    example_inputs : torch.Tensor, tuple or None
-        A tensor or the positional arguments; None is always fine.
+    `example_inputs`: a tensor or the positional arguments; None is always fine.
 
-    Raises
-    ------
-    ImportModelError
-        Their number, their nesting, a shape or a data type differs from the graph's.
-
-    Examples
-    --------
     >>> from fmtprop.ir import TensorType
     >>> g = Graph("tiny")
     >>> g.output(g.input("x", TensorType((1, 8))))

@@ -89,10 +89,7 @@ def _graphs_unprinted() -> Iterator[None]:
 def export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
     """Return the exported program of a module.
 
-    Raises
-    ------
-    ImportModelError
-        The module cannot be exported, or an example or parameter is no plain CPU tensor.
+    Raises ImportModelError if the module cannot be exported, or an example or parameter is no plain CPU tensor.
     """
     args = positional(module, example_inputs, kwargs)
     check_tensors(dict([*module.named_parameters(), *module.named_buffers()]))
@@ -313,13 +310,7 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 def check_tensors(tensors: Mapping[str, Any]) -> None:
-    """Refuse tensors that are not dense CPU tensors.
-
-    Raises
-    ------
-    ImportModelError
-        A tensor has another device or layout, or is numpy's.
-    """
+    """Refuse tensors that are not dense CPU tensors."""
     for name, tensor in tensors.items():
         if isinstance(tensor, np.ndarray):
             raise ImportModelError(f"{name} is a numpy.ndarray; fmtprop takes tensors: use torch.from_numpy")

@@ -37,18 +37,9 @@ _TRAINABLE = f"{_FACTORIES}; or a .pt2 of a program that torch.export.export mad
 
 @dataclass(frozen=True)
 class Made:
-    """A module with the arguments of a call and the loss of its results.
+    """A module with the arguments of a call and the loss of its results."""
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-        In the mode in which it was made.
-    inputs : tuple
-        Arguments of a call.
-    loss : callable
-        Takes the results, returns a scalar.
-    """
-
+    #: in the mode in which it was made
     module: nn.Module
     inputs: tuple[Any, ...]
     loss: Callable[[Any], torch.Tensor]
@@ -63,22 +54,9 @@ def graph_named(
 ) -> Graph:
     """Return the graph of a model for inference: a factory's module, or what :func:`fmtprop.load` loads.
 
-    Parameters
-    ----------
-    model : str
-        ``package.module:factory`` or ``file.py:factory``; else a path or the name of a built-in graph.
-    inputs : sequence of sequence of int
-        Shapes of inputs, for a factory that returns only a module.
-    shapes, deferred
-        As in :func:`fmtprop.load`.
+    `model`: ``package.module:factory`` or ``file.py:factory``; else a path or the name of a built-in graph. `inputs`:
+    shapes of inputs, for a factory that returns only a module.
 
-    Raises
-    ------
-    ImportModelError
-        There is no such model, or it cannot be imported.
-
-    Examples
-    --------
     >>> graph_named("torch.nn:PReLU", [(2, 3)]).input_nodes[0].results
     (f32[2,3],)
     """
@@ -98,18 +76,8 @@ def graph_named(
 def trainable(model: str, shapes: Sequence[Sequence[int]] = ()) -> Made:
     """Make a module for training; with seeded numbers, so that each call makes the same module.
 
-    Parameters
-    ----------
-    model : str
-        ``package.module:factory`` or ``file.py:factory``, or the path of a ``.pt2``.
+    `model`: ``package.module:factory`` or ``file.py:factory``, or the path of a ``.pt2``.
 
-    Raises
-    ------
-    ImportModelError
-        The name is of another kind, or the module is not for training.
-
-    Examples
-    --------
     >>> trainable("torch.nn:PReLU", [(2, 3)]).inputs[0].shape
     torch.Size([2, 3])
     """

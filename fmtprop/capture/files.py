@@ -161,13 +161,7 @@ def _load_exported(file: Path) -> Graph:
 
 
 def open_exported(file: Path) -> ExportedProgram:
-    """Read an exported program, after a check that it executes no code.
-
-    Raises
-    ------
-    ImportModelError
-        There is no such file, it is of another kind, or it is damaged.
-    """
+    """Read an exported program, after a check that it executes no code."""
     import torch
 
     from fmtprop.archive.pt2_safety import check_archive

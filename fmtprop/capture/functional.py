@@ -22,17 +22,11 @@ from fmtprop.layout import MemoryDesc
 
 @dataclass(frozen=True)
 class Functional:
-    """A graph, and the relation between its inputs and results and those of the imported program.
+    """A graph, and the relation between its inputs and results and those of the imported program."""
 
-    Parameters
-    ----------
-    graph : Graph
-        The imported graph. Its inputs are the program's inputs that vary and are read.
-    boundary : mapping of str to MemoryDesc
-        Formats of the program's inputs and outputs, by name in the graph.
-    """
-
+    #: the imported graph. Its inputs are the program's inputs that vary and are read.
     graph: Graph
+    #: formats of the program's inputs and outputs, by name in the graph
     boundary: Mapping[str, MemoryDesc]
     _inputs: Sequence[int]
     _results: Sequence[tuple[str, Any]]
@@ -65,15 +59,8 @@ class Functional:
 def import_functional(program: Calls, constants: Mapping[int, torch.Tensor], name: str) -> Functional:
     """Import a functional program.
 
-    Parameters
-    ----------
-    program : torch.fx.GraphModule, or object with a graph
-        ATen calls without mutation, for fixed sizes; each node's ``meta["val"]`` is its result without data.
-
-    Raises
-    ------
-    ImportModelError
-        A call or a tensor cannot be expressed.
+    `program`: ATen calls without mutation, for fixed sizes; each node's ``meta["val"]`` is its result without data.
+    Raises ImportModelError if a call or a tensor cannot be expressed.
     """
     graph, values, boundary = Graph(name), dict[str, Any](), dict[str, MemoryDesc]()
     places: dict[Value, int] = {}

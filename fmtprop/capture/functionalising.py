@@ -28,13 +28,7 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 def functionalised(program: ExportedProgram) -> ExportedProgram:
-    """Return the program without in-place ops.
-
-    Raises
-    ------
-    ImportModelError
-        It cannot be made functional, has a name that torch cannot write, or a constant without data.
-    """
+    """Return the program without in-place ops."""
     _check_names(program)
     for name, tensor in {**program.state_dict, **program.constants}.items():
         if isinstance(tensor, torch._subclasses.FakeTensor):  # torch would run operators on it, and crash

@@ -48,18 +48,9 @@ class Calls(Protocol):
 def import_calls(graph: Graph, module: Calls, values: Mapping[str, Any], outputs: int | None = None) -> list[Any]:
     """Add a node for every call of an fx graph.
 
-    Parameters
-    ----------
-    values : mapping of str to object
-        Meaning of each placeholder: a :class:`Value`, or a fixed plain number. Of each ``get_attr`` node too, if the
-        module does not have its tensor.
-    outputs : int, optional
-        Number of the first results that leave the graph, so must be real; by default all.
-
-    Raises
-    ------
-    ImportModelError
-        A call cannot be expressed; the message names the call and its module.
+    `values`: meaning of each placeholder: a :class:`Value`, or a fixed plain number. Of each ``get_attr`` node too, if
+    the module does not have its tensor. `outputs`: number of the first results that leave the graph, so must be real;
+    by default all.
     """
     walk = _Walk(graph, values)
     for node in module.graph.nodes:

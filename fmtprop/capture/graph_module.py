@@ -24,18 +24,8 @@ class GraphModule(nn.Module):
     It is in eval mode, and ``torch.export`` and ``torch.onnx`` can export it. Parameters share memory with the graph's
     tensors; initialisers become tensors.
 
-    Parameters
-    ----------
-    graph : Graph
-        A graph at any stage, with its constants' data. Later changes have no effect.
+    `graph`: a graph at any stage, with its constants' data. Later changes have no effect.
 
-    Raises
-    ------
-    GraphError
-        A constant's data was released.
-
-    Examples
-    --------
     >>> from fmtprop.capture import from_torch
     >>> net = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
     >>> x = torch.ones(1, 8)

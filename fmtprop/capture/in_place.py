@@ -35,13 +35,7 @@ def with_aliases(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def with_windows(module: fx.GraphModule) -> fx.GraphModule:
-    """Return a program in which PyTorch's rules can write the windows of ``unfold``: they are parts of a slice.
-
-    Raises
-    ------
-    ImportModelError
-        The program writes windows that overlap or have no equal steps.
-    """
+    """Return a program in which PyTorch's rules can write the windows of ``unfold``: they are parts of a slice."""
     nodes = _nodes(module)
     if not any(map(_is_unfold, nodes)) or not any(map(_changes, nodes)):
         return module

@@ -34,19 +34,13 @@ Source = tuple[str, Any]
 
 @dataclass(frozen=True)
 class Half:
-    """The relation of one entry point of the graph to its program.
+    """The relation of one entry point of the graph to its program."""
 
-    Parameters
-    ----------
-    inputs : sequence of (int or callable)
-        For each input of the graph: the position of the program's argument, or a function that draws it at every call.
-    results : sequence of (str, object)
-        For each result of the program: ``("output", position)`` among the graph's outputs, ``("view", function)`` of
-        the graph's outputs, ``("input", position)`` among the program's arguments, ``("part", function)`` of the
-        arguments, or ``("fixed", object)``.
-    """
-
+    #: for each input of the graph: the position of the program's argument, or a function that draws it at every call
     inputs: Sequence[int | Draw]
+    #: for each result of the program: ``("output", position)`` among the graph's outputs, ``("view", function)`` of the
+    #: graph's outputs, ``("input", position)`` among the program's arguments, ``("part", function)`` of the arguments,
+    #: or ``("fixed", object)``
     results: Sequence[Source]
 
     def given(self, args: Sequence[Any]) -> list[torch.Tensor]:
@@ -64,21 +58,14 @@ class Half:
 
 @dataclass(frozen=True)
 class Joint:
-    """A training step as one graph.
+    """A training step as one graph."""
 
-    Parameters
-    ----------
-    graph : Graph
-        Imported; inputs and outputs of the backward half have phase ``"backward"``.
-    boundary : mapping of str to MemoryDesc
-        The formats of inputs and outputs in the programs, by their names in the graph.
-    forward, backward : Half
-        The entry points. The last results of the forward program are the saved tensors; a saved tensor that is
-        ``("fixed", None)`` exists only in the graph.
-    """
-
+    #: imported; inputs and outputs of the backward half have phase ``"backward"``
     graph: Graph
+    #: the formats of inputs and outputs in the programs, by their names in the graph
     boundary: Mapping[str, MemoryDesc]
+    #: `forward`, `backward`: the entry points. The last results of the forward program are the saved tensors; a saved
+    #: tensor that is ``("fixed", None)`` exists only in the graph.
     forward: Half
     backward: Half
 
@@ -86,21 +73,9 @@ class Joint:
 def import_joint(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, name: str) -> Joint | None:
     """Import the two halves of a training step.
 
-    Parameters
-    ----------
-    forward, backward : torch.fx.GraphModule
-        Functional programs of ATen calls for fixed sizes. The forward's results after the caller's are the first
-        arguments of the backward.
-
-    Returns
-    -------
-    Joint or None
-        None if both halves only give back their arguments, or copies of them.
-
-    Raises
-    ------
-    ImportModelError
-        A call or a tensor cannot be expressed.
+    `forward`, `backward`: functional programs of ATen calls for fixed sizes. The forward's results after the caller's
+    are the first arguments of the backward. Result: None if both halves only give back their arguments, or copies of
+    them. Raises ImportModelError if a call or a tensor cannot be expressed.
     """
     _check_sizes(forward, backward)
     return _JointImporter(forward, backward, outputs, name).run()

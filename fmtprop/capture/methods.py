@@ -9,13 +9,7 @@ from torch import nn
 
 
 class Method(nn.Module):
-    """A module whose forward pass is a method of another module, which it shares.
-
-    Parameters
-    ----------
-    method : method
-        Of a module.
-    """
+    """A module whose forward pass is a method of another module, which it shares."""
 
     def __init__(self, method: MethodType) -> None:
         super().__init__()
@@ -26,8 +20,6 @@ class Method(nn.Module):
 def as_module(model: Any) -> Any:
     """Return a method of a module as a module, named like it; anything else as it is.
 
-    Examples
-    --------
     >>> as_module(nn.Linear(2, 2).forward).__class__.__name__
     'Linear.forward'
     """

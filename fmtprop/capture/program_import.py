@@ -30,15 +30,8 @@ _STATE = {OutputKind.BUFFER_MUTATION: "buffer", OutputKind.PARAMETER_MUTATION: "
 def import_program(program: ExportedProgram, name: str, signature: inspect.Signature | None) -> Graph:
     """Return the graph of a functional exported program.
 
-    Parameters
-    ----------
-    signature : inspect.Signature, optional
-        Signature of the module's ``forward``, if there is a module.
-
-    Raises
-    ------
-    ImportModelError
-        The program changes state, or takes or has objects that a graph cannot describe.
+    `signature`: signature of the module's ``forward``, if there is a module. Raises ImportModelError if the program
+    changes state, or takes or has objects that a graph cannot describe.
     """
     return _Importer(program, name, signature).graph
 

@@ -24,13 +24,7 @@ from fmtprop.errors import FmtpropError, ImportModelError
 
 
 def text_of(exported: Exported) -> tuple[bytes, list[str]]:
-    """Return the text of a program, and the relations of sizes that decided its branches.
-
-    Raises
-    ------
-    ImportModelError
-        PyTorch cannot write the program, or it could not be read again.
-    """
+    """Return the text of a program, and the relations of sizes that decided its branches."""
     from torch._export.serde import serialize
 
     if exported.guards is not None:
@@ -69,15 +63,7 @@ def program_of(
 ) -> ExportedProgram:
     """Return the program of a text, after a check that it executes no code.
 
-    Parameters
-    ----------
-    state, constants : mapping of str to torch.Tensor
-        The tensors of a program's ``state_dict`` and ``constants``.
-
-    Raises
-    ------
-    ImportModelError
-        The text is no program, or it could execute something.
+    `state`, `constants`: the tensors of a program's ``state_dict`` and ``constants``.
     """
     from torch._export.serde import serialize
 

@@ -47,12 +47,9 @@ def _filled(src: torch.Tensor, p: float) -> torch.Tensor:
 def drawn_first(program: fx.GraphModule) -> fx.GraphModule:
     """Return the program with each dropout as a product with random numbers, which a separate call draws.
 
-    Parameters
-    ----------
-    program : torch.fx.GraphModule
-        The forward or the backward half of a step; it is not changed. The forward then saves the numbers of a
-        dropout instead of its mask. For numbers that the backward draws again, it saves these instead of the
-        generator's state.
+    `program`: the forward or the backward half of a step; it is not changed. The forward then saves the numbers of a
+    dropout instead of its mask. For numbers that the backward draws again, it saves these instead of the generator's
+    state.
     """
     graph, values = fx.Graph(), dict[fx.Node, Any]()
     for node in program.graph.nodes:
@@ -63,10 +60,7 @@ def drawn_first(program: fx.GraphModule) -> fx.GraphModule:
 def with_draws(program: fx.GraphModule) -> tuple[fx.GraphModule, list[Draw]]:
     """Return the program with a last argument for each call that draws, and the functions that draw these.
 
-    Raises
-    ------
-    ImportModelError
-        Numbers that are drawn depend on values of the model.
+    Raises ImportModelError if numbers that are drawn depend on values of the model.
     """
     program, draws = drawn_first(program), list[Draw]()
     nodes = list(program.graph.nodes)
@@ -134,13 +128,7 @@ def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: fx.Node, kw
 
 
 def drawer(node: fx.Node) -> Draw | None:
-    """Return a function that draws the numbers of a call; None if the call draws none.
-
-    Raises
-    ------
-    ImportModelError
-        The numbers depend on values of the model.
-    """
+    """Return a function that draws the numbers of a call; None if the call draws none."""
     if node.target not in (_noise, _filled):
         if not isinstance(node.target, torch._ops.OpOverload):
             return None

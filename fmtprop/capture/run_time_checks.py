@@ -21,13 +21,8 @@ _START = torch.ops.aten.sym_storage_offset.default
 def drop_checks(graph: fx.Graph) -> None:
     """Remove the numbers that are read from tensors for run-time checks alone, and these checks.
 
-    Warns
-    -----
-    UserWarning
-        A check was removed: once for each module.
+    Warns UserWarning if a check was removed: once for each module.
 
-    Notes
-    -----
     A number that nothing reads is removed, too. A number that anything else reads stays, so the program is refused.
     """
     found: dict[str, None] = {}

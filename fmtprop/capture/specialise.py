@@ -28,10 +28,7 @@ _TYPES = ("_decomp", "_meta_registrations.py", "_prims", "_prims_common", "_refs
 class Sizes:
     """The sizes that the inputs of an exported program may have.
 
-    Parameters
-    ----------
-    program : torch.export.ExportedProgram
-        Its placeholders record their sizes, as numbers or as expressions of symbols.
+    `program`: its placeholders record their sizes, as numbers or as expressions of symbols.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -77,16 +74,7 @@ class Sizes:
     def check(self, given: Sequence[torch.Tensor], *, branches: bool = True) -> None:
         """Refuse tensors with sizes that the program was not exported for.
 
-        Parameters
-        ----------
-        branches : bool
-            Whether to ask also for the branches that the export took.
-
-        Raises
-        ------
-        InputError
-            The number of tensors or of axes is another, a fixed size differs, a size is out of its range, sizes
-            contradict a relation that the export found, or the model would take another branch.
+        `branches`: whether to ask also for the branches that the export took.
         """
         if len(given) != len(self.inputs):
             raise InputError(f"the model takes {len(self.inputs)} tensors, got {len(given)}")
@@ -155,10 +143,7 @@ def _is_of_types(guard: Any) -> bool:
 def specialised(program: ExportedProgram, given: Sequence[torch.Tensor]) -> ExportedProgram:
     """Return a program for the sizes of some inputs.
 
-    Raises
-    ------
-    InputError
-        The program was not exported for these sizes.
+    Raises InputError if the program was not exported for these sizes.
     """
     Sizes(program).check(given)
     names = [spec.arg.name for spec in user_inputs(program) if isinstance(spec.arg, TensorArgument)]
@@ -185,18 +170,9 @@ class _Calls:
 def specialised_module(module: fx.GraphModule, given: Sequence[Any]) -> Calls:
     """Return a functional graph for the sizes of some inputs; any number of threads may call this.
 
-    Parameters
-    ----------
-    given : sequence
-        One tensor or number for each placeholder; of a tensor, only its type, shape and strides are read.
+    `given`: one tensor or number for each placeholder; of a tensor, only its type, shape and strides are read. Raises
+    ImportModelError if a call fails for these sizes.
 
-    Raises
-    ------
-    ImportModelError
-        A call fails for these sizes.
-
-    Notes
-    -----
     ``make_fx`` would do, but while it traces, all calls of compiled functions in other threads raise.
     """
     mode = FakeTensorMode()
@@ -209,14 +185,7 @@ def specialised_module(module: fx.GraphModule, given: Sequence[Any]) -> Calls:
 class _Symbols:
     """The numbers of an exporter's symbols.
 
-    Parameters
-    ----------
-    graph : torch.fx.Graph
-        Its placeholders record sizes, of which some are symbols.
-    given : mapping of str to object
-        The placeholders' tensors and numbers.
-    mode : FakeTensorMode
-        The mode of tensors without data.
+    `mode`: the mode of tensors without data.
     """
 
     def __init__(self, graph: fx.Graph, given: Mapping[str, Any], mode: FakeTensorMode) -> None:

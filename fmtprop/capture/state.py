@@ -67,23 +67,13 @@ def warn_of_state(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
 
 @dataclass(frozen=True)
 class _Holder:
-    """An object that refers to others, and to which.
-
-    Parameters
-    ----------
-    owner : object
-        A container; or an object, whose attributes are meant.
-    name : str
-        How the module reaches it.
-    kind : type, optional
-        Python's container that the owner is one of; None for attributes.
-    content : tuple
-        Keys and values; of attributes, the key of one in a slot is the slot's descriptor.
-    """
+    """An object that refers to others, and to which."""
 
     owner: Any
     name: str
+    #: Python's container that the owner is one of; None for attributes
     kind: type | None
+    #: keys and values; of attributes, the key of one in a slot is the slot's descriptor
     content: tuple[tuple[Any, Any], ...]
 
     def now(self) -> tuple[tuple[Any, Any], ...]:

@@ -29,18 +29,8 @@ _SCALAR_DTYPES = frozenset({DataType.F32, DataType.F64, DataType.BF16, DataType.
 def tensor_type(value: Any, label: str | Callable[[], str]) -> TensorType:
     """Return the logical type of a torch tensor, real or fake.
 
-    Parameters
-    ----------
-    label : str or callable
-        Description in messages: ``"input x"``, or a function that makes it.
+    `label`: description in messages: ``"input x"``, or a function that makes it.
 
-    Raises
-    ------
-    ImportModelError
-        It is no tensor, or has a dynamic dimension or a data type that graphs do not have.
-
-    Notes
-    -----
     A complex tensor has the type of its parts.
     """
     try:
@@ -59,13 +49,7 @@ def tensor_type(value: Any, label: str | Callable[[], str]) -> TensorType:
 
 
 def check_real(value: Any, label: str) -> None:
-    """Refuse a complex tensor as an input or output of the model.
-
-    Raises
-    ------
-    ImportModelError
-        The tensor is complex.
-    """
+    """Refuse a complex tensor as an input or output of the model."""
     if isinstance(value, torch.Tensor) and value.is_complex():
         raise ImportModelError(
             f"{label} is {value.dtype}; inputs and outputs are real: pass torch.view_as_real of it, and call "
@@ -92,8 +76,6 @@ def _arguments(target: OpOverload) -> tuple[tuple[str, ...], tuple[tuple[str, An
 def by_schema(target: OpOverload, given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return every argument of a call by its schema name, including defaults; None if they do not fit.
 
-    Examples
-    --------
     >>> by_schema(torch.ops.aten.relu.default, [7], {}), by_schema(torch.ops.aten.relu.default, [7], {"x": 8})
     ({'self': 7}, None)
     """
@@ -107,29 +89,15 @@ def by_schema(target: OpOverload, given: Sequence[Any], named: Mapping[str, Any]
 
 @dataclass
 class TorchCall:
-    """A normalised call, the argument of importers (:class:`fmtprop.ir.importing.Call`).
-
-    Parameters
-    ----------
-    graph : Graph
-        The graph that grows.
-    target : str
-        Overload name.
-    args : mapping
-        Every argument by its schema name.
-    results : tuple of TensorType
-        Types of the results according to the exporter.
-    origin : str
-        Path of the module that makes the call.
-    used : frozenset of int
-        Indices of the results that are read.
-    """
+    """A normalised call, the argument of importers (:class:`fmtprop.ir.importing.Call`)."""
 
     graph: Graph
     target: str
+    #: every argument by its schema name
     args: Mapping[str, Any]
     results: tuple[TensorType, ...]
     origin: str = ""
+    #: indices of the results that are read
     used: frozenset[int] = frozenset({0})
 
     def __getitem__(self, name: str) -> Any:

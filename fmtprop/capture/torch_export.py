@@ -94,15 +94,8 @@ def from_torch_symbolic(
 ) -> Exported:
     """Export a PyTorch model once, for sizes that may change.
 
-    Parameters
-    ----------
-    dynamic_shapes : dict, tuple or list, optional
-        Which axes may change, as ``torch.export.export`` takes it. An exported program has it already.
-
-    Raises
-    ------
-    ImportModelError
-        As :func:`from_torch`; or a size that is marked cannot change.
+    `dynamic_shapes`: which axes may change, as ``torch.export.export`` takes it. An exported program has it already.
+    Raises ImportModelError as :func:`from_torch`; or a size that is marked cannot change.
     """
     with exporting():
         return _exported(module, example_inputs, kwargs, dynamic_shapes)
@@ -110,49 +103,27 @@ def from_torch_symbolic(
 
 @dataclass(frozen=True)
 class Exported:
-    """A functional exported program, and its import as graphs.
-
-    Parameters
-    ----------
-    program : torch.export.ExportedProgram
-        Functional.
-    name : str
-        Name of the graphs.
-    signature : inspect.Signature, optional
-        Signature of the module's ``forward``, if there is a module.
-    examples : sequence of torch.Tensor
-        The example tensors of the export, without data.
-    guards : callable, optional
-        PyTorch's check of the sizes for which a given program took its branches.
-    structure : str
-        The nesting of arguments and results of a program that has them flat.
-    of_small : callable, optional
-        From input, axis and size where a size is 0 or 1 to the program for these. PyTorch exports for sizes from 2
-        on: it takes 0 and 1 as numbers in many of its rules, and a branch on them as decided. A given program has none.
-    """
+    """A functional exported program, and its import as graphs."""
 
     program: ExportedProgram
     name: str
+    #: signature of the module's ``forward``, if there is a module
     signature: inspect.Signature | None
+    #: the example tensors of the export, without data
     examples: Sequence[torch.Tensor]
+    #: PyTorch's check of the sizes for which a given program took its branches
     guards: Callable[..., object] | None = None
+    #: the nesting of arguments and results of a program that has them flat
     structure: str = ""
+    #: from input, axis and size where a size is 0 or 1 to the program for these. PyTorch exports for sizes from 2 on:
+    #: it takes 0 and 1 as numbers in many of its rules, and a branch on them as decided. A given program has none.
     of_small: Callable[[tuple[tuple[int, int, int], ...]], Exported] | None = None
 
     def graph(self, given: Sequence[torch.Tensor]) -> Graph:
         """Import the program for the sizes of some inputs.
 
-        Returns
-        -------
-        Graph
-            Its constants share memory with the program, so graphs of all sizes share them.
-
-        Raises
-        ------
-        InputError
-            The model was not exported for these sizes.
-        ImportModelError
-            As :func:`from_torch`.
+        Result: its constants share memory with the program, so graphs of all sizes share them. Raises InputError if the
+        model was not exported for these sizes.
         """
         sizes = Sizes(self.program)
         if self.of_small is not None and (small := sizes.small(given)):

@@ -18,23 +18,9 @@ Declared = tuple[str, Sequence[int | str | None] | None]
 def cases(given: Any, inputs: Sequence[Declared], most: int) -> list[tuple[tuple[int, ...], ...]]:
     """Return the shapes of all inputs, one tuple for each plan.
 
-    Parameters
-    ----------
-    given : mapping of str to sequence of (int, (int, int, int) or list of int)
-        Sizes by input: a number; the first size, the largest one and the step; or several numbers. Axes with one name
-        in the model have one size.
-    inputs : sequence of (str, sequence)
-        The model's inputs.
-    most : int
-        Plans that are kept.
+    `given`: sizes by input: a number; the first size, the largest one and the step; or several numbers. Axes with one
+    name in the model have one size.
 
-    Raises
-    ------
-    InputError
-        An input is unknown, or its sizes are missing or wrong, or there are more shapes than plans are kept.
-
-    Examples
-    --------
     >>> cases({"x": (1, (32, 96, 32))}, [("x", [1, "width"])], 8)
     [((1, 32),), ((1, 64),), ((1, 96),)]
     """

@@ -28,17 +28,10 @@ Given = Mapping[str, Mapping[int, Sequence[int]]]
 
 @dataclass(frozen=True)
 class Padding:
-    """The padding of a call.
-
-    Parameters
-    ----------
-    inputs : tuple of tuple of int
-        Shapes of the padded inputs.
-    results : tuple of tuple of int
-        Shapes of the results without padding.
-    """
+    """The padding of a call."""
 
     inputs: tuple[tuple[int, ...], ...]
+    #: shapes of the results without padding
     results: tuple[tuple[int, ...], ...]
 
     def pad(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -53,19 +46,8 @@ class Padding:
 class Buckets:
     """The sizes that calls of a model are padded to.
 
-    Parameters
-    ----------
-    program : torch.export.ExportedProgram
-        The model, with sizes that change.
-    given : mapping of str to mapping of int to sequence of int
-        The sizes, by input and axis. All axes that have the same size in every call are padded together.
-
-    Raises
-    ------
-    InputError
-        An input has another name, an axis is fixed or depends on another one, or a size is no positive number.
-    UnsupportedOpError
-        The model returns a size, which padding would change.
+    `given`: the sizes, by input and axis. All axes that have the same size in every call are padded together. Raises
+    UnsupportedOpError if the model returns a size, which padding would change.
     """
 
     def __init__(self, program: ExportedProgram, given: Given) -> None:
@@ -82,10 +64,7 @@ class Buckets:
     def padding(self, inputs: Sequence[torch.Tensor]) -> Padding | None:
         """Return the padding of a call; None if it has the sizes of buckets, is larger than all, or is no call.
 
-        Raises
-        ------
-        InputError
-            The model was not exported for these sizes.
+        Raises InputError if the model was not exported for these sizes.
         """
         if not all(isinstance(one, torch.Tensor) for one in inputs):
             return None

@@ -22,22 +22,9 @@ _KIND_SECONDS, _PACKED_NBYTES = 4e-3, 1.2e9
 class Budget:
     """The time of one compilation.
 
-    Parameters
-    ----------
-    is_limited : bool
-        Whether there is a limit; without one, all work fits.
-    clock : callable
-        Seconds of work so far, by default of this thread: a busy machine changes nothing.
+    `is_limited`: whether there is a limit; without one, all work fits. `clock`: seconds of work so far, by default of
+    this thread: a busy machine changes nothing. `run`: expected seconds of a run of the model.
 
-    Attributes
-    ----------
-    run : float
-        Expected seconds of a run of the model.
-    left_out : dict of str to str
-        Work that was left out, and why.
-
-    Examples
-    --------
     >>> budget = Budget(clock=lambda: 1.0)
     >>> budget.allows("a race of plans", 2.0), budget.allows("another race", 6.0)
     (True, False)

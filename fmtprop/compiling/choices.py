@@ -25,10 +25,7 @@ from fmtprop.planfile.rows import graph_of, rows_of
 def key_of_graph(graph: Graph, options: Options) -> str:
     """Return a hash of what choices depend on: the imported graph without its numbers, the options, and the machine.
 
-    Raises
-    ------
-    GraphError
-        The graph has attributes that text cannot hold.
+    Raises GraphError if the graph has attributes that text cannot hold.
     """
     descs = Descs()
     how = sorted(asdict(replace(options, progress=None, stage=None)).items())
@@ -39,10 +36,7 @@ def key_of_graph(graph: Graph, options: Options) -> str:
 def choices_text(planned: Planned) -> str:
     """Return the choices of a plan as text.
 
-    Raises
-    ------
-    GraphError
-        The graph has attributes that text cannot hold.
+    Raises GraphError if the graph has attributes that text cannot hold.
     """
     descs, graph = Descs(), planned.formatted
     rows = rows_of(graph, descs)
@@ -52,10 +46,7 @@ def choices_text(planned: Planned) -> str:
 def choices_of(text: str) -> tuple[Graph, str]:
     """Return the formatted graph of a text, of which nothing is trusted, and the name of its rewrite.
 
-    Raises
-    ------
-    GraphError, PlanError
-        The text is malformed.
+    Raises GraphError or PlanError if the text is malformed.
     """
     row: Mapping[str, Any] = parse_json(text)
     if not isinstance(row, dict) or not isinstance(row.get("nodes"), list):

@@ -47,48 +47,16 @@ _NEXT = {
 class Compilation(Planned):
     """A model on its way to a plan, with the results of the stages so far; at the end, its graphs have no constants.
 
-    Parameters
-    ----------
-    imported : Graph
-        Imported.
-    options : Options
-        How.
-    owned : bool
-        Whether the compilation alone has the graph's constants: each is dropped when it is packed, so memory never
-        holds all weights twice.
-    shared : SharedForms, optional
-        Packed forms of the model's tensors that plans for other shapes have.
-    sibling : Entrant, optional
-        The plan of another shape: its choices are taken where they are possible.
-
-    Attributes
-    ----------
-    imported, normal, formatted : Graph
-        After the import, the rewrites and the choice of formats.
-    precision : str
-        The data type that compute-intensive ops really run in.
-    tuning : Tuning or None
-        Where the costs of the `optimal` assignment came from.
-    certificate : Certificate or None
-        How good the `optimal` assignment is by its costs.
-    race : Race or None
-        How long the plans took that were run against each other.
-    wrong : list of Mismatch
-        Primitives that failed their check, and around which was planned.
-    plan : Plan
-        The frozen plan.
-    dropped : mapping of str to str
-        Ways to run the model that failed and were left out, and why.
-    left_out : mapping of str to str
-        Optional work for which there was no time, and its estimate.
-    seconds : dict of str to float
-        Time that each stage took.
-    weights : PackedForms
-        The constants, as plans for any number of threads have them.
-    kept : Entrant
-        The formatted graph, and how it was made.
-    is_like_another_shape : bool
-        Whether the plan has the choices of another shape's plan.
+    `owned`: whether the compilation alone has the graph's constants: each is dropped when it is packed, so memory never
+    holds all weights twice. `shared`: packed forms of the model's tensors that plans for other shapes have. `sibling`:
+    the plan of another shape: its choices are taken where they are possible. `imported`, `normal`, `formatted`: after
+    the import, the rewrites and the choice of formats. `precision`: the data type that compute-intensive ops really run
+    in. `tuning`: where the costs of the `optimal` assignment came from. `certificate`: how good the `optimal`
+    assignment is by its costs. `race`: how long the plans took that were run against each other. `wrong`: primitives
+    that failed their check, and around which was planned. `dropped`: ways to run the model that failed and were left
+    out, and why. `left_out`: optional work for which there was no time, and its estimate. `weights`: the constants, as
+    plans for any number of threads have them. `is_like_another_shape`: whether the plan has the choices of another
+    shape's plan.
     """
 
     normal: Graph
@@ -121,12 +89,8 @@ class Compilation(Planned):
     def run(self) -> Plan:
         """Go through all stages.
 
-        Raises
-        ------
-        PlanError
-            No plan passes its own check, or this machine has too little memory for any.
-        UnsupportedOpError
-            No target can run an op, or a pin can't be obeyed.
+        Raises PlanError if no plan passes its own check, or this machine has too little memory for any, and
+        UnsupportedOpError if no target can run an op, or a pin can't be obeyed.
         """
         check_memory(self.imported)
         self.normalise()

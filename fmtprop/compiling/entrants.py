@@ -66,23 +66,13 @@ _PREPARE = (ReleaseSums(), MarkGrids())
 
 @dataclass(frozen=True)
 class Entrant:
-    """A formatted graph that may become the plan.
+    """A formatted graph that may become the plan."""
 
-    Parameters
-    ----------
-    name : str
-        Name of the entrant, or of the policy if there is only one.
-    graph : Graph
-        The formatted graph.
-    certificate : Certificate, optional
-        Certificate of its costs.
-    rewrite : Pass, optional
-        The rewrite of the normal graph before its formats were chosen.
-    """
-
+    #: name of the entrant, or of the policy if there is only one
     name: str
     graph: Graph
     certificate: Certificate | None = None
+    #: the rewrite of the normal graph before its formats were chosen
     rewrite: Pass | None = None
 
     @cached_property
@@ -114,27 +104,8 @@ def entrant_of(graph: Graph, rewrite: str) -> Entrant:
 class Entrants:
     """The entrants for one model.
 
-    Parameters
-    ----------
-    normal : Graph
-        A normal graph.
-    setting : Setting
-        Who runs them.
-    costs : TunedCosts, optional
-        Costs of the optimal entrants.
-    options : Options
-        How.
-    attempts : Attempts, optional
-        Records the entrants that are dropped after a failure.
-    budget : Budget, optional
-        The time of the compilation; no limit by default.
-
-    Attributes
-    ----------
-    seconds : float
-        Time that the first solution took.
-    has_expansions : bool
-        Whether nodes could run as several.
+    `attempts`: records the entrants that are dropped after a failure. `budget`: the time of the compilation; no limit
+    by default. `has_expansions`: whether nodes could run as several.
     """
 
     def __init__(
@@ -166,10 +137,7 @@ class Entrants:
     def best(self) -> Entrant:
         """The choice before any run: the entrant of the least cost, if costs are known.
 
-        Raises
-        ------
-        FmtpropError
-            No entrant can be made; this is the error of the first one.
+        Raises FmtpropError if no entrant can be made; this is the error of the first one.
         """
         for name in self.ladder:
             found = [one for one in map(self.get, _PRICED if name == BEST else (name,)) if one is not None]
@@ -339,12 +307,8 @@ def greedy(policy: str, normal: Graph, setting: Setting) -> Entrant:
 def like_another_shape(normal: Graph, other: Entrant, setting: Setting, costs: TunedCosts) -> Entrant | None:
     """Return the entrant with the choices of another shape's plan; None where they are impossible.
 
-    Parameters
-    ----------
-    other : Entrant
-        The plan of another shape of the model.
-    costs : TunedCosts
-        Costs of nodes that cannot run as for the other shape, and for reports.
+    `other`: the plan of another shape of the model. `costs`: costs of nodes that cannot run as for the other shape, and
+    for reports.
     """
     prepared = normal if other.rewrite is None else other.rewrite.run(normal)
     for step in _PREPARE:

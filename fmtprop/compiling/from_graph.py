@@ -30,13 +30,7 @@ QUICK = "propagate"
 def compile_graph(
     graph: Graph, options: Options, *, owned: bool = False, shapes: Shapes | None = None
 ) -> CompiledModel:
-    """Plan an imported graph: :func:`compile` without the import.
-
-    Raises
-    ------
-    GraphError, PlanError, UnsupportedOpError
-        As :func:`compile`.
-    """
+    """Plan an imported graph: :func:`compile` without the import."""
     options = _executable(options)
     # the caller's autocast must not affect the compilation, and tensors made in inference mode work only in that mode;
     # AOTAutograd watches each operator of a function's first call, which would slow PyTorch's operators in a race

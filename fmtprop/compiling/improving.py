@@ -27,12 +27,8 @@ _running: WeakSet[Improvement] = WeakSet()
 class Improvement:
     """A compilation in a thread of its own, with the number of threads that the caller has now.
 
-    Parameters
-    ----------
-    make : callable
-        Compiles and hands over the better plan. It must call its argument between its stages, so that it can be ended.
-    name : str
-        Name of the model.
+    `make`: compiles and hands over the better plan. It must call its argument between its stages, so that it can be
+    ended.
     """
 
     def __init__(self, make: Callable[[Callable[[str], None]], None], name: str) -> None:

@@ -100,41 +100,20 @@ def load_plan(path: Any, on_mismatch: str = "replan", weights: Any = None) -> Co
 
 
 def load_one(path: Any) -> CompiledModel:
-    """Return the model of a plan file for one shape: of several, the one that was used last before they were saved.
-
-    Raises
-    ------
-    PlanError
-        As for :func:`load_plan`.
-    """
+    """Return the model of a plan file for one shape: of several, the one that was used last before they were saved."""
     net = load_plan(path)
     return net if isinstance(net, CompiledModel) else net.plan_for()
 
 
 @dataclass(frozen=True)
 class PlanFile:
-    """A plan file, read but not built.
-
-    Parameters
-    ----------
-    environment : dict of str to str
-        What the plans were made for.
-    differing : list of str
-        What differs from that here.
-    options : Options
-        How they were compiled.
-    plans : list of Restored
-        The plans, without implementations.
-    several : dict of str to object, optional
-        What a model for several shapes has besides: `program`, `max_shapes`, `buckets`.
-    descs, blocks : sequence
-        The formats and the blocks of the file.
-    """
+    """A plan file, read but not built."""
 
     environment: dict[str, str]
     differing: list[str]
     options: Options
     plans: list[Restored]
+    #: what a model for several shapes has besides: `program`, `max_shapes`, `buckets`
     several: dict[str, Any] | None
     descs: Sequence[MemoryDesc]
     blocks: Sequence[torch.Tensor]
@@ -168,13 +147,7 @@ class PlanFile:
 
 
 def read_plan(path: Any) -> PlanFile:
-    """Return what is in a plan file, without asking a target for anything.
-
-    Raises
-    ------
-    PlanError
-        As for :func:`load_plan`.
-    """
+    """Return what is in a plan file, without asking a target for anything."""
     with _naming(f"plan file {path}"):
         document, descs, blocks = _opened(path, None)
         blocks.check(document["checksums"])
@@ -273,13 +246,7 @@ def _texts(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def options_of(row: Mapping[str, Any], descs: Sequence[MemoryDesc]) -> Options:
-    """Return options from plain data, of which nothing is trusted.
-
-    Raises
-    ------
-    PlanError
-        An option is unknown or has a wrong value.
-    """
+    """Return options from plain data, of which nothing is trusted."""
     given = dict(row)
     try:
         if isinstance(given.get("tune"), list):

@@ -83,32 +83,9 @@ class Tune:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a compilation; every field is a parameter of :func:`fmtprop.compile`.
+    """Options of a compilation; every field is a parameter of :func:`fmtprop.compile`."""
 
-    Parameters
-    ----------
-    dtype : str or torch.dtype
-        See :func:`fmtprop.compile`; kept as its short name.
-    policy, target, verify, special_values, memory : str
-        See :func:`fmtprop.compile`.
-    tune : str or Tune
-        See :func:`fmtprop.compile`.
-    boundary, pin : mapping
-        See :func:`fmtprop.compile`.
-    weights : {None, "int8", "int4"}
-        See :func:`fmtprop.compile`.
-    keep_float : sequence of str
-    replan : {"now", "background", "never"}
-        See :func:`fmtprop.compile`.
-    tune_budget : float, optional
-    confirm, winograd, deterministic : bool
-        See :func:`fmtprop.compile`.
-    progress : callable, optional
-        Called with steps done and steps in all while costs are measured; ignored in comparisons.
-    stage : callable, optional
-        Called with the name of each stage that begins; ignored in comparisons.
-    """
-
+    #: see :func:`fmtprop.compile`; kept as its short name
     dtype: str = "f32"
     policy: str = DEFAULT_POLICY
     target: str = "onednn"
@@ -125,7 +102,9 @@ class Options:
     weights: str | None = None
     keep_float: Sequence[str] = ()
     replan: str = "now"
+    #: called with steps done and steps in all while costs are measured; ignored in comparisons
     progress: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
+    #: called with the name of each stage that begins; ignored in comparisons
     stage: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -33,23 +33,7 @@ ATTEMPTS = 5
 class Planned:
     """A planned model, from a compilation or from a plan file.
 
-    Parameters
-    ----------
-    options : Options
-        How it was compiled.
-    weights : PackedForms
-        The constants of all plans for the formatted graph.
-    owned : bool
-        Whether nothing else has the graph's constants.
-
-    Attributes
-    ----------
-    formatted : Graph
-        The graph with formats and choices.
-    plan : Plan
-        The frozen plan.
-    precision, certificate, race, tuning, wrong, dropped, left_out, seconds, weights
-        See :class:`~fmtprop.compiling.compilation.Compilation`.
+    `owned`: whether nothing else has the graph's constants.
     """
 
     formatted: Graph
@@ -73,13 +57,7 @@ class Planned:
         self._checked = options.verify != "off"
 
     def plan_for(self, threads: int) -> Plan:
-        """Make the plan for another number of threads: in the same formats, by primitives that are chosen anew.
-
-        Raises
-        ------
-        PlanError
-            Primitives keep failing their check.
-        """
+        """Make the plan for another number of threads: in the same formats, by primitives that are chosen anew."""
         targets = Targets()
         renewed = ForThreads(lambda node: targets.of(implementation(node)), self._fallback)
         name = self.formatted.name

@@ -16,18 +16,8 @@ Plan = TypeVar("Plan")
 class Plans(Generic[Key, Plan]):
     """The plans of a model for several shapes; any number of threads may ask for one.
 
-    Parameters
-    ----------
-    most : int
-        Plans that are kept: users know it as ``max_shapes``.
+    `most`: plans that are kept: users know it as ``max_shapes``.
 
-    Raises
-    ------
-    OptionError
-        `most` is not a whole number of at least 1.
-
-    Examples
-    --------
     >>> plans = Plans(most=2)
     >>> [plans.get(key, lambda key=key: key * 10) for key in (1, 2, 1, 3)]
     [10, 20, 10, 30]

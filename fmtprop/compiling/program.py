@@ -11,13 +11,7 @@ from fmtprop.compiling.shapes import Shapes
 
 @dataclass(frozen=True)
 class SharedProgram:
-    """A model that was exported once for several shapes.
-
-    Parameters
-    ----------
-    exported : Exported
-        The program.
-    """
+    """A model that was exported once for several shapes."""
 
     exported: Exported
 

@@ -65,35 +65,21 @@ class Runner(Protocol):
 class Race:
     """Times of several plans.
 
-    Parameters
-    ----------
-    seconds : tuple of float
-        Lower quartile of each plan's runs, since other processes can only lengthen them.
-    rounds : int
-        Runs of each plan.
-    winner : int
-        Index of the fastest plan; the first if the difference is too small.
-    names : tuple of str
-        Names of the plans.
-    runs : tuple of tuple of float
-        Seconds of each plan's runs, round by round.
-    steps : tuple of tuple of float
-        Seconds of each step of each plan; in all, those of the plan's median run.
-    is_disturbed : bool
-        Whether threads waited for processors that other programs used. Then there is one round, the least seconds of
-        each step in all: they tell who is faster, but nothing about costs.
-
-    Notes
-    -----
     The seconds of a run are those in which its threads could run (:mod:`fmtprop.system.waiting`).
     """
 
+    #: lower quartile of each plan's runs, since other processes can only lengthen them
     seconds: tuple[float, ...]
     rounds: int
+    #: index of the fastest plan; the first if the difference is too small
     winner: int
     names: tuple[str, ...] = ()
+    #: seconds of each plan's runs, round by round
     runs: tuple[tuple[float, ...], ...] = ()
+    #: seconds of each step of each plan; in all, those of the plan's median run
     steps: tuple[tuple[float, ...], ...] = ()
+    #: whether threads waited for processors that other programs used. Then there is one round, the least seconds of
+    #: each step in all: they tell who is faster, but nothing about costs.
     is_disturbed: bool = False
 
     def median(self, name: str) -> float | None:
@@ -118,22 +104,11 @@ def race(
 ) -> Race | None:
     """Run plans in turns and return their times.
 
-    Parameters
-    ----------
-    plans : mapping of str to Plan
-        Plans of the same model, by name; the first is preferred unless another is clearly faster.
-    budget : float
-        Seconds to spend; there is at least one round, and there are more if the first plan does not win.
-    fewest : int
-        Least rounds, unless they would take longer than 15 s.
-    expected : float
-        Expected seconds of the first plan. If it takes much longer, it is interrupted, and only run to its end if all
-        others are as slow.
-
-    Returns
-    -------
-    Race or None
-        Times of the plans that could win after their first run; None if no plan can run.
+    `plans`: plans of the same model, by name; the first is preferred unless another is clearly faster. `budget`:
+    seconds to spend; there is at least one round, and there are more if the first plan does not win. `fewest`: least
+    rounds, unless they would take longer than 15 s. `expected`: expected seconds of the first plan. If it takes much
+    longer, it is interrupted, and only run to its end if all others are as slow. Result: times of the plans that could
+    win after their first run; None if no plan can run.
     """
     attempts = attempts or Attempts()
     arena = huge_bytes(max(plan.arena_nbytes for plan in plans.values()))

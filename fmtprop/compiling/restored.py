@@ -41,21 +41,7 @@ _KEYS = {
 class Restored(Planned):
     """A planned model from a plan file.
 
-    Parameters
-    ----------
-    row : object
-        The plan in the document, of which nothing is trusted.
-    descs : sequence of MemoryDesc
-        The document's formats.
-    blocks : sequence of torch.Tensor
-        The file's blocks of packed weights.
-    options : Options
-        How it was compiled.
-
-    Raises
-    ------
-    PlanError
-        The row is malformed.
+    `row`: the plan in the document, of which nothing is trusted.
     """
 
     def __init__(self, row: Any, descs: Sequence[MemoryDesc], blocks: Sequence[torch.Tensor], options: Options) -> None:
@@ -100,12 +86,8 @@ class Restored(Planned):
     def build(self) -> None:
         """Make the plan.
 
-        Raises
-        ------
-        NotOfferedError
-            A target lacks an implementation here.
-        PlanError, GraphError
-            The graph breaks a rule.
+        Raises NotOfferedError if a target lacks an implementation here, and PlanError or GraphError if the graph breaks
+        a rule.
         """
         verify(self.formatted, Stage.FORMATTED)
         computed = computed_nodes(self.formatted)

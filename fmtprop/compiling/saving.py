@@ -34,33 +34,17 @@ _NOT_KEPT = frozenset({"progress", "stage"})
 
 @dataclass(frozen=True)
 class Saved:
-    """A model to be saved.
+    """A model to be saved."""
 
-    Parameters
-    ----------
-    plans : sequence of Planned
-        Its plans, for one shape or for several.
-    options : Options
-        How it was compiled.
-    program : SharedProgram, optional
-        Of a model for several shapes, what new plans are made of.
-    extra : mapping of str to object
-        What else a model for several shapes has.
-    """
-
+    #: its plans, for one shape or for several
     plans: Sequence[Planned]
     options: Options
+    #: of a model for several shapes, what new plans are made of
     program: SharedProgram | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, path: str | os.PathLike[str], weights: Any = None) -> None:
-        """Write a plan file; what is in the files `weights` is not written again.
-
-        Raises
-        ------
-        PlanError
-            The model cannot be in a file, or the file cannot be written, or the other files have none of its weights.
-        """
+        """Write a plan file; what is in the files `weights` is not written again."""
         document, blocks = self._document(None if weights is None else WeightFiles(weights))
         try:
             write(path_of(path), document, blocks)
@@ -70,10 +54,7 @@ class Saved:
     def reduced(self, protocol: int) -> Any:
         """Return what a pickle has of the model: the bytes of a plan file, from protocol 5 on out of band.
 
-        Raises
-        ------
-        PlanError
-            The model cannot be in a file.
+        Raises PlanError if the model cannot be in a file.
         """
         data = bytearray().join(parts(*self._document()))
         return _unpickled, (PickleBuffer(data) if protocol >= 5 else bytes(data),)
@@ -110,13 +91,7 @@ def _unpickled(data: Any) -> Any:
 
 
 def check_destination(path: str | os.PathLike[str]) -> None:
-    """Check that a plan file can be written, before the model is compiled.
-
-    Raises
-    ------
-    PlanError
-        The file system refuses, or another program's file has that name.
-    """
+    """Check that a plan file can be written, before the model is compiled."""
     try:
         check_replaceable(path_of(path), OURS)
     except OSError as error:

@@ -73,31 +73,9 @@ class Decision:
 class Selection:
     """The choice among the plans of one model; after a failure, it can be made again.
 
-    Parameters
-    ----------
-    normal : Graph
-        A normal graph.
-    target, fallback : Provider
-        Who runs it.
-    options : Options
-        How.
-    store : Store
-        Figures and verdicts of earlier compilations.
-    attempts : Attempts
-        Records the ways that are dropped after a failure.
-    budget : Budget
-        The time of the compilation.
-    lap : callable
-        Told the name of each stage that ends.
-
-    Attributes
-    ----------
-    tuning : Tuning or None
-        Where the costs of the `optimal` assignment came from.
-    readers : list of Node
-        Nodes for which a wrong primitive packed an operand.
-    sibling : Entrant or None
-        The plan of another shape. Its choices come first, and are tried once.
+    `attempts`: records the ways that are dropped after a failure. `tuning`: where the costs of the `optimal` assignment
+    came from. `readers`: nodes for which a wrong primitive packed an operand. `sibling`: the plan of another shape. Its
+    choices come first, and are tried once.
     """
 
     def __init__(

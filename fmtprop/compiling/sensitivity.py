@@ -68,25 +68,8 @@ class Accuracy:
 class QuantizedModel:
     """A quantized model with typical inputs.
 
-    Parameters
-    ----------
-    graph : Graph
-        Imported.
-    data : iterable
-        As for :class:`Accuracy`.
-    options : Options
-
-    Attributes
-    ----------
-    order : list of str
-        Names of the quantized nodes as patterns for ``keep_float``, the most sensitive first.
-
-    Raises
-    ------
-    InputError
-        There are no inputs, or one does not fit.
-    OptionError
-        No node reads rounded numbers.
+    `order`: names of the quantized nodes as patterns for ``keep_float``, the most sensitive first. Raises InputError if
+    there are no inputs, or one does not fit.
     """
 
     def __init__(self, graph: Graph, data: Iterable[Any], options: Options) -> None:
@@ -145,13 +128,7 @@ def _read(node: Node, tensor: object) -> torch.Tensor:
 
 
 def noises_of(graph: Graph, inputs: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, float]:
-    """Return the noise that each quantized node alone makes in the results: the energy of the differences over all.
-
-    Parameters
-    ----------
-    graph : Graph
-        With roundings as nodes.
-    """
+    """Return the noise that each quantized node alone makes in the results: the energy of the differences over all."""
     noises = {node.name: 0.0 for node in quantized_nodes(graph)}
     for one in inputs:
         run = _WithoutRoundings(graph, one)

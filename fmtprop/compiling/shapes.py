@@ -22,13 +22,7 @@ _MOST = 8
 
 
 class Shapes:
-    """The packed weights and the choices of a model's plans.
-
-    Parameters
-    ----------
-    tensors : iterable of torch.Tensor
-        Parameters and buffers of the model.
-    """
+    """The packed weights and the choices of a model's plans."""
 
     def __init__(self, tensors: Iterable[object]) -> None:
         self.forms = SharedForms(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))

@@ -23,19 +23,11 @@ STAGES = ("imported", "normal", "formatted")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A graph after a pass.
+    """A graph after a pass."""
 
-    Parameters
-    ----------
-    stage : str
-        One of ``STAGES``: the stage that the graph has reached or will reach next.
-    after : str
-        The pass before it; empty for the imported graph.
-    graph : Graph
-        The graph.
-    """
-
+    #: one of ``STAGES``: the stage that the graph has reached or will reach next
     stage: str
+    #: the pass before it; empty for the imported graph
     after: str
     graph: Graph
 
@@ -56,23 +48,11 @@ def snapshots(
 ) -> list[Snapshot]:
     """Return the graph at a stage, or after each pass up to this stage.
 
-    Parameters
-    ----------
-    stage : {"formatted", "normal", "imported"}
-        The last stage. Formats are chosen as :func:`fmtprop.compile` does, but without a plan, its checks, and the
-        race, which may replace the choice by cost.
-    policy : {"optimal", "propagate", "naive", "plain"}
-        Policy of format assignment; ``"optimal"`` uses modelled costs.
-    passes : bool
-        True for the imported graph and the graph after every pass, in order; False for only the last graph.
+    `stage`: the last stage. Formats are chosen as :func:`fmtprop.compile` does, but without a plan, its checks, and the
+    race, which may replace the choice by cost. `policy`: policy of format assignment; ``"optimal"`` uses modelled
+    costs. `passes`: True for the imported graph and the graph after every pass, in order; False for only the last
+    graph.
 
-    Raises
-    ------
-    FmtpropError
-        The stage is unknown, or a pass failed.
-
-    Examples
-    --------
     >>> from fmtprop.capture import load
     >>> [(shot.stage, shot.after) for shot in snapshots(load("chain"), "imported")]
     [('imported', '')]

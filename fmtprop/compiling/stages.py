@@ -54,21 +54,9 @@ def normalise(
 ) -> tuple[Graph, str]:
     """Bring an imported graph to normal form.
 
-    Parameters
-    ----------
-    keep_float : tuple of str
-        Patterns of the nodes that read numbers without their roundings.
-    like : Graph, optional
-        The formatted graph of another shape of the model.
-
-    Raises
-    ------
-    PassError
-        A pass failed, or its result breaks a rule.
-    UnsupportedOpError
-        The target has no f16 on this CPU.
-    OptionError
-        A pattern of `keep_float` is of no quantized node.
+    `keep_float`: patterns of the nodes that read numbers without their roundings. `like`: the formatted graph of
+    another shape of the model. Raises PassError if a pass failed, or its result breaks a rule; UnsupportedOpError if
+    the target has no f16 on this CPU; OptionError if a pattern of `keep_float` is of no quantized node.
     """
     target = target or OneDnnTarget()
     real = _computed_in(target, dtype)
@@ -84,15 +72,7 @@ def normalise(
 def with_codes(graph: Graph, weights: str | None) -> Graph:
     """Return an imported graph whose large weights are codes: whoever runs it computes with the same numbers.
 
-    Parameters
-    ----------
-    weights : {None, "int8", "int4"}
-        See :func:`fmtprop.compile`.
-
-    Raises
-    ------
-    OptionError
-        There are no such codes.
+    Raises OptionError if there are no such codes.
     """
     weights = Options(weights=weights).weights
     return graph if weights is None else CompressWeights(BITS[weights]).run(FoldConstants().run(defer(graph)))
@@ -119,13 +99,7 @@ def _lowered(graph: Graph, dtype: str, observer: Observer | None) -> Graph:
 
 
 def check_f16(target: Provider, dtype: str) -> None:
-    """Refuse f16 where a target lacks it; bf16 has the range of f32, which takes its place there.
-
-    Raises
-    ------
-    UnsupportedOpError
-        The data type is f16, and the target has none on this CPU.
-    """
+    """Refuse f16 where a target lacks it; bf16 has the range of f32, which takes its place there."""
     if dtype == "f16" and not target.computes_in(DataType.F16):
         raise UnsupportedOpError(f"{_missing(target, dtype)}: give dtype='bf16' or dtype='f32'")
 
@@ -165,10 +139,7 @@ def _asking(one: Pass, target: Provider, like: Graph | None) -> Pass:
 def check_memory(graph: Graph) -> None:
     """Refuse a model that is too large for this machine, before its numbers are drawn or read.
 
-    Raises
-    ------
-    PlanError
-        Its weights, inputs and outputs need too much memory, or its weights and one of its nodes do.
+    Raises PlanError if its weights, inputs and outputs need too much memory, or its weights and one of its nodes do.
     """
     weights = {}
     for node in graph.nodes():

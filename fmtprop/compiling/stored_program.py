@@ -35,13 +35,7 @@ _KEYS = {"text": list, "relations": list, "names": dict, "tensors": list, "forms
 
 
 def program_row(program: SharedProgram, descs: Descs, blocks: Blocks) -> dict[str, Any]:
-    """Return a program as plain data: numbers that its plans have in the file are not written again.
-
-    Raises
-    ------
-    PlanError
-        The program cannot be in a file.
-    """
+    """Return a program as plain data: numbers that its plans have in the file are not written again."""
     exported = program.exported
     try:
         text, relations = text_of(exported)
@@ -101,16 +95,7 @@ def _covers(part: MemoryDesc, whole: MemoryDesc) -> bool:
 class StoredProgram:
     """A program in a plan file, of which nothing is trusted.
 
-    Parameters
-    ----------
-    row : object
-        The program as plain data.
-    descs, blocks : sequence
-        The formats and the blocks of the file.
-    graph : Graph
-        The formatted graph of a plan in the file.
-    plans : sequence of Planned
-        The plans of the file, if they fit.
+    `graph`: the formatted graph of a plan in the file. `plans`: the plans of the file, if they fit.
     """
 
     def __init__(
@@ -126,13 +111,7 @@ class StoredProgram:
         self._row, self._descs, self._blocks, self._graph, self._plans = row, descs, blocks, graph, plans
 
     def open(self) -> SharedProgram:
-        """Return the program; its plans' packed weights and choices serve other shapes.
-
-        Raises
-        ------
-        PlanError
-            The program is malformed, or could execute something.
-        """
+        """Return the program; its plans' packed weights and choices serve other shapes."""
         try:
             tensors = self._tensors()
             return self._program(tensors)

@@ -25,52 +25,30 @@ _ROUNDS = 15
 
 @dataclass(frozen=True)
 class FloatNodes:
-    """A model with some of its quantized nodes in floats.
+    """A model with some of its quantized nodes in floats."""
 
-    Parameters
-    ----------
-    keep_float : tuple of str
-        The nodes in floats, the most sensitive first, as :func:`fmtprop.compile` takes them.
-    seconds : float
-        Median time of a run, in turns with the others.
-    sqnr_db : float, optional
-        Signal to quantization noise of the plan's results; None if they are those of the model without roundings.
-    max_error : float
-        Largest difference from the results of the model without roundings.
-    is_best : bool
-        Whether no other row is faster with at most the same error.
-    """
-
+    #: the nodes in floats, the most sensitive first, as :func:`fmtprop.compile` takes them
     keep_float: tuple[str, ...]
+    #: median time of a run, in turns with the others
     seconds: float
+    #: signal to quantization noise of the plan's results; None if they are those of the model without roundings
     sqnr_db: float | None
+    #: largest difference from the results of the model without roundings
     max_error: float
+    #: whether no other row is faster with at most the same error
     is_best: bool
 
 
 @dataclass(frozen=True)
 class Tradeoff(WrittenAsJson):
-    """Time against error: a quantized model with more and more of its nodes in floats.
-
-    Parameters
-    ----------
-    model : str
-        Name of the model.
-    rows : tuple of FloatNodes
-        By the number of nodes in floats.
-    """
+    """Time against error: a quantized model with more and more of its nodes in floats."""
 
     model: str
+    #: by the number of nodes in floats
     rows: tuple[FloatNodes, ...]
 
     def fastest(self, sqnr_db: float) -> FloatNodes:
-        """Return the fastest row with at least a ratio.
-
-        Raises
-        ------
-        OptionError
-            No row has it.
-        """
+        """Return the fastest row with at least a ratio."""
         rows = [row for row in self.rows if row.sqnr_db is None or row.sqnr_db >= sqnr_db]
         if not rows:
             raise OptionError(f"no row of {self.model} has {sqnr_db} dB; more nodes in floats (counts) are more exact")
@@ -114,13 +92,7 @@ _NAMED = 4
 
 
 def compile_within(graph: Graph, options: Options, accuracy: Accuracy) -> CompiledModel:
-    """Return the model with as few nodes in floats as its plan's results need.
-
-    Raises
-    ------
-    OptionError
-        It is no quantized model, or floats are not as exact.
-    """
+    """Return the model with as few nodes in floats as its plan's results need."""
     model = QuantizedModel(graph, accuracy.data, options)
     for count in range(model.fewest(accuracy.sqnr_db), len(model.order) + 1):
         net = compile_graph(graph, replace(options, keep_float=tuple(model.order[:count])))
@@ -135,15 +107,7 @@ def compile_within(graph: Graph, options: Options, accuracy: Accuracy) -> Compil
 def tradeoff_of(graph: Graph, options: Options, data: Iterable[Any], counts: Sequence[int] | None = None) -> Tradeoff:
     """Return time and error with some numbers of nodes in floats.
 
-    Parameters
-    ----------
-    counts : sequence of int, optional
-        Default: 0, 1, 2, 4, … and all.
-
-    Raises
-    ------
-    OptionError
-        It is no quantized model, or has fewer nodes.
+    `counts`: default: 0, 1, 2, 4, … and all.
     """
     model = QuantizedModel(graph, data, options)
     most = len(model.order)

@@ -35,16 +35,10 @@ def compare(
 ) -> tuple[bool, tuple[float, float]]:
     """Return whether ours is faster, and the least seconds of both, run in turns.
 
-    Parameters
-    ----------
-    rest : callable, optional
-        Returns the memory that a side keeps between its runs. It is called before each change of sides, so that a
-        comparison needs as much memory as the larger side. The next run, which takes new memory, does not count.
-    watch : Stopwatch, optional
-        Default: seconds of this thread's work if it has no others, else of all but waiting.
+    `rest`: returns the memory that a side keeps between its runs. It is called before each change of sides, so that a
+    comparison needs as much memory as the larger side. The next run, which takes new memory, does not count. `watch`:
+    default: seconds of this thread's work if it has no others, else of all but waiting.
 
-    Notes
-    -----
     On a busy machine, a run waits several times as long as it works. With one thread, seconds are those of its work;
     with several, those in which none of them waited for a processor. Where one waited, sides take as many turns as
     close ones.

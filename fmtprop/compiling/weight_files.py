@@ -58,15 +58,7 @@ class Found(NamedTuple):
 class WeightFiles:
     """The user's files, and the ranges of bytes in them that are tensors.
 
-    Parameters
-    ----------
-    paths : path or sequence of them
-        Files ending in ``.safetensors``, ``.onnx`` (with its external data), ``.pt2`` or ``.pt``.
-
-    Raises
-    ------
-    PlanError
-        A file cannot be read, or is none of these.
+    `paths`: files ending in ``.safetensors``, ``.onnx`` (with its external data), ``.pt2`` or ``.pt``.
     """
 
     def __init__(self, paths: Any) -> None:
@@ -103,13 +95,7 @@ class WeightFiles:
         return sorted({where.file for where in self._used})
 
     def rows(self) -> list[list[Any]]:
-        """Return the name, the size and the digest of each of these files.
-
-        Raises
-        ------
-        PlanError
-            Two have one name.
-        """
+        """Return the name, the size and the digest of each of these files."""
         rows: list[list[Any]] = []
         for number in self.used():
             data = self._data[number].numpy().data

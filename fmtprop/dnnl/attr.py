@@ -20,25 +20,14 @@ _UNDEF = _abi.ENUMS["dnnl_data_type_t"]["data_type_undef"]
 
 @dataclass(frozen=True)
 class PostOp:
-    """One post-op of a chain, for messages, reports and benchdnn lines.
+    """One post-op of a chain, for messages, reports and benchdnn lines."""
 
-    Parameters
-    ----------
-    kind : str
-        ``"eltwise"``, ``"sum"``, ``"binary"``, ``"prelu"`` or ``"convolution"`` (depthwise).
-    alg : str
-        Algorithm of eltwise and binary.
-    values : tuple
-        Numbers in the order of the ``append_*`` parameters.
-    src1 : NativeDesc or None
-        Second source of a binary post-op.
-    dtype : str
-        Data type of a depthwise convolution's destination.
-    """
-
+    #: ``"eltwise"``, ``"sum"``, ``"binary"``, ``"prelu"`` or ``"convolution"`` (depthwise)
     kind: str
     alg: str = ""
+    #: numbers in the order of the ``append_*`` parameters
     values: tuple[float, ...] = ()
+    #: second source of a binary post-op
     src1: NativeDesc | None = None
     dtype: str = ""
 
@@ -48,8 +37,6 @@ class PostOps(Handle[_abi.dnnl_post_ops_t]):
 
     Every ``append_*`` returns the object itself, and raises `DnnlError` if oneDNN refuses.
 
-    Examples
-    --------
     >>> from fmtprop import dnnl
     >>> post_ops = dnnl.PostOps().append_sum(1.0).append_eltwise("eltwise_relu")
     >>> [op.kind for op in post_ops.ops]
@@ -69,13 +56,7 @@ class PostOps(Handle[_abi.dnnl_post_ops_t]):
         return len(self.ops)
 
     def append_eltwise(self, alg: str, alpha: float = 0.0, beta: float = 0.0) -> PostOps:
-        """Append ``dst = alg(dst)``.
-
-        Parameters
-        ----------
-        alg : str
-            Such as ``"eltwise_relu"``.
-        """
+        """Append ``dst = alg(dst)``."""
         status = lib().post_ops_append_eltwise(self.handle, algorithm(alg), alpha, beta)
         return self._appended("eltwise", status, PostOp("eltwise", alg, (alpha, beta)))
 
@@ -87,12 +68,7 @@ class PostOps(Handle[_abi.dnnl_post_ops_t]):
     def append_binary(self, alg: str, src1: NativeDesc) -> PostOps:
         """Append ``dst = alg(dst, src1)``; src1 is broadcast.
 
-        Parameters
-        ----------
-        alg : str
-            Such as ``"binary_add"``.
-        src1 : NativeDesc
-            At execution it is argument ``Arg.ATTR_MULTIPLE_POST_OP(i) | Arg.SRC_1``.
+        `src1`: at execution it is argument ``Arg.ATTR_MULTIPLE_POST_OP(i) | Arg.SRC_1``.
         """
         status = lib().post_ops_append_binary(self.handle, algorithm(alg), src1.handle)
         return self._appended("binary", status, PostOp("binary", alg, src1=src1))
@@ -100,11 +76,8 @@ class PostOps(Handle[_abi.dnnl_post_ops_t]):
     def append_prelu(self, mask: int) -> PostOps:
         """Append a prelu; its slopes vary along the axes set in ``mask``.
 
-        Parameters
-        ----------
-        mask : int
-            Bit i set: one slope per index of axis i. At execution the slopes (f32, plain) are argument
-            ``Arg.ATTR_MULTIPLE_POST_OP(i) | Arg.WEIGHTS``.
+        `mask`: bit i set: one slope per index of axis i. At execution the slopes (f32, plain) are argument
+        ``Arg.ATTR_MULTIPLE_POST_OP(i) | Arg.WEIGHTS``.
         """
         status = lib().post_ops_append_prelu(self.handle, mask)
         return self._appended("prelu", status, PostOp("prelu", values=(mask,)))
@@ -120,13 +93,9 @@ class PostOps(Handle[_abi.dnnl_post_ops_t]):
     ) -> PostOps:
         """Append a depthwise 2-D convolution.
 
-        Parameters
-        ----------
-        weights_dtype, bias_dtype, dst_dtype : DataType or str
-            ``bias_dtype`` None for no bias.
-        kernel, stride, padding_l : int
-            Same in both spatial axes. Weights and bias are arguments ``Arg.ATTR_POST_OP_DW | Arg.WEIGHTS`` and
-            ``Arg.ATTR_POST_OP_DW | Arg.BIAS``.
+        `weights_dtype`, `bias_dtype`, `dst_dtype`: ``bias_dtype`` None for no bias. `kernel`, `stride`, `padding_l`:
+        same in both spatial axes. Weights and bias are arguments ``Arg.ATTR_POST_OP_DW | Arg.WEIGHTS`` and
+        ``Arg.ATTR_POST_OP_DW | Arg.BIAS``.
         """
         bias = _UNDEF if bias_dtype is None else data_type(bias_dtype)
         int64_array((kernel, stride, padding_l), "depthwise kernel, stride and padding")
@@ -147,20 +116,9 @@ class PrimitiveAttr(Handle[_abi.dnnl_primitive_attr_t]):
 
     With a scratchpad of the library, a primitive may crash outside the thread that created it.
 
-    Parameters
-    ----------
-    post_ops : PostOps, optional
-        Copied by oneDNN.
-    scales : mapping of int to int
-        Argument -> bits of the axes along which its scales vary. At execution, the scales (f32) are argument
-        ``Arg.ATTR_SCALES | argument``.
-    zero_points : mapping of int to int
-        The same of zero points (s32), which are argument ``Arg.ATTR_ZERO_POINTS | argument``.
-
-    Raises
-    ------
-    DnnlError
-        If oneDNN refuses.
+    `scales`: argument -> bits of the axes along which its scales vary. At execution, the scales (f32) are argument
+    ``Arg.ATTR_SCALES | argument``. `zero_points`: the same of zero points (s32), which are argument
+    ``Arg.ATTR_ZERO_POINTS | argument``. Raises DnnlError if oneDNN refuses.
     """
 
     handle_kind = "primitive_attr"

@@ -28,12 +28,8 @@ _TAG_NUMBERS = {name: number for number, name in enumerate(_abi.FORMAT_TAGS)}
 def create(desc: MemoryDesc) -> _abi.dnnl_memory_desc_t:
     """Return a new native descriptor; the caller becomes its owner.
 
-    Raises
-    ------
-    ShapeError
-        A size does not fit in 63 bits: oneDNN would accept it and allocate a wrong size.
-    FormatError
-        oneDNN's API cannot create this layout.
+    Raises ShapeError if a size does not fit in 63 bits: oneDNN would accept it and allocate a wrong size, and
+    FormatError if oneDNN's API cannot create this layout.
     """
     _check_sizes(desc)
     if desc.kind is FormatKind.ANY:

@@ -32,13 +32,8 @@ def _supports(dtype: DataType) -> bool:
 def supports(dtype: object) -> bool:
     """Return whether oneDNN has optimized kernels for a data type on this CPU.
 
-    Parameters
-    ----------
-    dtype : DataType or str
-        Such as ``"bf16"``; ``"s8"`` and ``"u8"`` mean the source, with s8 weights.
+    `dtype`: such as ``"bf16"``; ``"s8"`` and ``"u8"`` mean the source, with s8 weights.
 
-    Examples
-    --------
     >>> from fmtprop import dnnl
     >>> dnnl.supports("f32"), dnnl.supports("f64")
     (True, False)

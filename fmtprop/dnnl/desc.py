@@ -39,17 +39,8 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
 
     Immutable; make one with `from_desc`, or take it from a primitive descriptor's ``query_md``.
 
-    Parameters
-    ----------
-    pointer : dnnl_memory_desc_t
-        The handle; this object becomes its owner.
-
-    Notes
-    -----
     ``==`` asks ``dnnl_memory_desc_equal``; the hash agrees with it. Strides of size-1 dimensions do not matter.
 
-    Examples
-    --------
     >>> from fmtprop import dnnl
     >>> from fmtprop.layout import MemoryDesc
     >>> native = dnnl.NativeDesc.from_desc(MemoryDesc((2, 17, 5, 7), "f32", tag="aBcd16b"))
@@ -72,14 +63,9 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
     def from_desc(cls, desc: MemoryDesc) -> NativeDesc:
         """Return the native descriptor of a MemoryDesc; equal descs share one descriptor.
 
-        Raises
-        ------
-        ShapeError
-            A size does not fit in 64 bits.
-        FormatError
-            oneDNN's API cannot create this layout, or an opaque desc comes from another process.
-        UnsupportedOpError
-            The loaded oneDNN does not support the data type.
+        Raises ShapeError if a size does not fit in 64 bits; FormatError if oneDNN's API cannot create this layout, or
+        an opaque desc comes from another process; UnsupportedOpError if the loaded oneDNN does not support the data
+        type.
         """
         if desc.kind is FormatKind.OPAQUE:
             return _opaque_native(desc)
@@ -148,17 +134,7 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
     def permute_axes(self, permutation: Sequence[int]) -> NativeDesc:
         """Return the desc with axis ``i`` moved to position ``permutation[i]``; the data stays in place.
 
-        Parameters
-        ----------
-        permutation : sequence of int
-            As in ``dnnl_memory_desc_permute_axes``.
-
-        Raises
-        ------
-        ShapeError
-            `permutation` is not a permutation of the axes.
-        DnnlError
-            If oneDNN refuses.
+        Raises DnnlError if oneDNN refuses.
         """
         if sorted(permutation) != list(range(len(self.dims))):
             raise ShapeError(f"permute_axes of {self}: {list(permutation)} is not a permutation of its axes")
@@ -171,15 +147,8 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
     def reshape(self, dims: Sequence[int]) -> NativeDesc:
         """Return the desc of the same data with other dimensions.
 
-        Parameters
-        ----------
-        dims : sequence of int
-            Same number of elements.
-
-        Raises
-        ------
-        DnnlError
-            The layout does not permit the new dimensions without moving data.
+        `dims`: same number of elements. Raises DnnlError if the layout does not permit the new dimensions without
+        moving data.
         """
         out = _abi.dnnl_memory_desc_t()
         status = lib().memory_desc_reshape(byref(out), self.handle, len(dims), int64_array(dims, "dims"))
@@ -189,17 +158,8 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
     def submemory(self, dims: Sequence[int], offsets: Sequence[int]) -> NativeDesc:
         """Return the desc of a region of this one.
 
-        Parameters
-        ----------
-        dims, offsets : sequence of int
-            Extent and start of the region, per axis.
-
-        Raises
-        ------
-        ShapeError
-            If the number of dims or offsets is wrong.
-        DnnlError
-            If the region is out of bounds or cuts a block.
+        `dims`, `offsets`: extent and start of the region, per axis. Raises DnnlError if the region is out of bounds or
+        cuts a block.
         """
         if not len(dims) == len(offsets) == len(self.dims):
             raise ShapeError(
@@ -258,10 +218,7 @@ def adopt_const(pointer: _abi.dnnl_memory_desc_t | None) -> NativeDesc | None:
 
     Planning meets the same few descriptors thousands of times, so equal ones share an owner.
 
-    Parameters
-    ----------
-    pointer : dnnl_memory_desc_t or None
-        Borrowed pointer, as ``dnnl_primitive_desc_query_md`` returns it.
+    `pointer`: borrowed pointer, as ``dnnl_primitive_desc_query_md`` returns it.
     """
     if not pointer:
         return None

@@ -34,66 +34,37 @@ VARIABLES = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One library file.
-
-    Parameters
-    ----------
-    path, origin : str
-        The file and the rule that found it.
-    state : str
-        ``"chosen"``, ``"rejected"`` or ``"not tried"``.
-    reason : str
-        The reason for the state.
-    """
+    """One library file."""
 
     path: str
     origin: str
+    #: ``"chosen"``, ``"rejected"`` or ``"not tried"``
     state: str
     reason: str
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Everything that ``fmtprop doctor`` reports.
-
-    Parameters
-    ----------
-    findings : tuple of Finding
-        In the order of preference.
-    error : str
-        The reason why no library could be loaded; empty if one was loaded.
-    version, hash, runtime, isa : str
-        Properties of the chosen library; empty without one.
-    threads, cpus : int
-        OpenMP threads of a parallel region of this thread, and CPUs that this process may use.
-    cpu : str
-        Model name.
-    data_types : dict of str to bool
-        Whether oneDNN has optimized kernels for each data type on this CPU.
-    torch : str
-        Version, or the reason why it is missing.
-    torch_threads : int
-        0 without PyTorch.
-    openmp : tuple of str
-        OpenMP runtimes in this process.
-    environment : dict
-        The relevant variables that are set.
-    advice : tuple of str
-        Problems, with their remedies.
-    """
+    """Everything that ``fmtprop doctor`` reports."""
 
     findings: tuple[Finding, ...]
+    #: the reason why no library could be loaded; empty if one was loaded
     error: str = ""
+    #: `version`, `hash`, `runtime`, `isa`: properties of the chosen library; empty without one
     version: str = ""
     hash: str = ""
     runtime: str = ""
     isa: str = ""
+    #: `threads`, `cpus`: OpenMP threads of a parallel region of this thread, and CPUs that this process may use
     threads: int = 0
     cpus: int = 0
     cpu: str = ""
+    #: whether oneDNN has optimized kernels for each data type on this CPU
     data_types: dict[str, bool] = field(default_factory=dict)
     torch: str = ""
+    #: 0 without PyTorch
     torch_threads: int = 0
+    #: OpenMP runtimes in this process
     openmp: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     advice: tuple[str, ...] = ()
@@ -135,8 +106,6 @@ class Diagnosis:
 def diagnose() -> Diagnosis:
     """Load oneDNN and collect everything that decides whether it runs here, and how fast.
 
-    Examples
-    --------
     >>> from fmtprop.dnnl import doctor
     >>> doctor.diagnose().data_types["f32"]
     True

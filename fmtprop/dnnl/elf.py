@@ -26,30 +26,20 @@ Version = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Build:
-    """Facts read from a library file.
+    """Facts read from a library file."""
 
-    Parameters
-    ----------
-    version : tuple of int or None
-        Major, minor and, if the file has it, patch.
-    needs : frozenset of str
-        File names of the libraries that it is linked to.
-    """
-
+    #: major, minor and, if the file has it, patch
     version: Version | None = None
+    #: file names of the libraries that it is linked to
     needs: frozenset[str] = frozenset()
 
 
 def read_build(path: str | os.PathLike[str]) -> Build:
     """Read version and dependencies of a oneDNN library from its file.
 
-    Returns
-    -------
-    Build
-        Facts that the file does not have are absent. A full file name (``libdnnl.so.3.2``) is enough for the version.
+    Result: facts that the file does not have are absent. A full file name (``libdnnl.so.3.2``) is enough for the
+    version.
 
-    Examples
-    --------
     >>> read_build("/nowhere/libdnnl.so.3.4")
     Build(version=(3, 4), needs=frozenset())
     """

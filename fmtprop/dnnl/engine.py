@@ -17,12 +17,7 @@ _IN_ORDER = _abi.ENUMS["dnnl_stream_flags_t"]["stream_in_order"]
 class Engine(Handle[_abi.dnnl_engine_t]):
     """A oneDNN engine; use `Engine.cpu`, the one that the whole process shares.
 
-    Raises
-    ------
-    LoadError
-        If no library can be loaded.
-    DnnlError
-        If oneDNN offers no CPU engine.
+    Raises LoadError if no library can be loaded, and DnnlError if oneDNN offers no CPU engine.
     """
 
     handle_kind = "engine"
@@ -50,10 +45,7 @@ class Engine(Handle[_abi.dnnl_engine_t]):
 class Stream(Handle[_abi.dnnl_stream_t]):
     """An in-order stream of an engine. One per thread that executes.
 
-    Parameters
-    ----------
-    engine : Engine, optional
-        Default: the process-wide CPU engine.
+    `engine`: default: the process-wide CPU engine.
     """
 
     handle_kind = "stream"
@@ -69,9 +61,6 @@ class Stream(Handle[_abi.dnnl_stream_t]):
     def wait(self) -> None:
         """Wait until all submitted primitives have finished; only a SYCL build runs asynchronously.
 
-        Raises
-        ------
-        DnnlError
-            If a primitive failed.
+        Raises DnnlError if a primitive failed.
         """
         raise_status("dnnl_stream_wait", lib().stream_wait(self.handle))

@@ -44,15 +44,7 @@ class RnnFlags(IntFlag):
 def data_type(name: object) -> int:
     """Return the ``dnnl_data_type_t`` of a data type.
 
-    Parameters
-    ----------
-    name : DataType or str
-        Such as ``"f32"``.
-
-    Raises
-    ------
-    UnsupportedOpError
-        If oneDNN has no such data type.
+    `name`: such as ``"f32"``. Raises UnsupportedOpError if oneDNN has no such data type.
     """
     return _number(_DATA_TYPES, str(getattr(name, "value", name)), "data type")
 
@@ -65,10 +57,7 @@ def data_type_name(number: int) -> str:
 def prop_kind(name: str) -> int:
     """Return the ``dnnl_prop_kind_t`` of a name such as ``"forward_inference"``.
 
-    Raises
-    ------
-    UnsupportedOpError
-        If oneDNN has no such propagation kind.
+    Raises UnsupportedOpError if oneDNN has no such propagation kind.
     """
     return _number(_PROP_KINDS, name, "propagation kind")
 
@@ -76,10 +65,7 @@ def prop_kind(name: str) -> int:
 def algorithm(name: str) -> int:
     """Return the ``dnnl_alg_kind_t`` of a name such as ``"eltwise_relu"``.
 
-    Raises
-    ------
-    UnsupportedOpError
-        If oneDNN has no such algorithm.
+    Raises UnsupportedOpError if oneDNN has no such algorithm.
     """
     return _number(_ALGORITHMS, name, "algorithm")
 
@@ -87,10 +73,7 @@ def algorithm(name: str) -> int:
 def rnn_direction(name: str) -> int:
     """Return the ``dnnl_rnn_direction_t`` of a name such as ``"unidirectional_left2right"``.
 
-    Raises
-    ------
-    UnsupportedOpError
-        If oneDNN has no such direction.
+    Raises UnsupportedOpError if oneDNN has no such direction.
     """
     return _number(_DIRECTIONS, name, "direction of a recurrent layer")
 

@@ -15,27 +15,19 @@ ANY = FORMAT_KIND["format_kind_any"]
 
 @dataclass(frozen=True)
 class Fields:
-    """The queryable fields of a native descriptor, as oneDNN stores them.
+    """The queryable fields of a native descriptor, as oneDNN stores them."""
 
-    Parameters
-    ----------
-    dims, padded_dims, padded_offsets, strides : tuple of int
-        The last three are empty unless the format kind is blocked. Strides are in elements, between blocks.
-    data_type, format_kind : int
-        ``dnnl_data_type_t`` and ``dnnl_format_kind_t``.
-    inner_blocks : tuple of (int, int)
-        (axis, size), outermost first.
-    offset0 : int
-        Elements before the first one.
-    """
-
+    #: `dims`, `padded_dims`, `padded_offsets`, `strides`: the last three are empty unless the format kind is blocked.
+    #: Strides are in elements, between blocks.
     dims: tuple[int, ...]
     data_type: int
     format_kind: int
     padded_dims: tuple[int, ...] = ()
     padded_offsets: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
+    #: (axis, size), outermost first
     inner_blocks: tuple[tuple[int, int], ...] = ()
+    #: elements before the first one
     offset0: int = 0
 
 

@@ -46,13 +46,6 @@ def fork_guard() -> bool:
 def after_fork(function: Callable[[], T]) -> T:
     """Call a function in a thread in which parallel regions work: this one, or a new one after a fork.
 
-    Raises
-    ------
-    LibraryError
-        This child's parent used a oneDNN with threads that cannot be replaced (SYCL, TBB).
-
-    Notes
-    -----
     The new thread is kept and takes one call at a time. It uses the calling thread's number of OpenMP threads.
     """
     if not fork_guard():

@@ -31,10 +31,7 @@ _NOTHING = -1
 def live_handles() -> dict[str, int]:
     """Count the native handles that this process owns, by kind.
 
-    Returns
-    -------
-    dict
-        Kind, such as ``"memory"`` or ``"primitive"`` -> number alive; kinds without any are absent.
+    Result: kind, such as ``"memory"`` or ``"primitive"`` -> number alive; kinds without any are absent.
     """
     return {kind: len(alive) for kind, alive in list(_ALIVE.items()) if alive}
 
@@ -42,15 +39,8 @@ def live_handles() -> dict[str, int]:
 class Handle(Generic[P]):
     """Owner of one native handle.
 
-    Parameters
-    ----------
-    pointer : c_void_p or None
-        The handle, as created by the C function; None for an owner that gets it later.
-    destroy : callable
-        The C function that destroys it.
+    `pointer`: the handle, as created by the C function; None for an owner that gets it later.
 
-    Notes
-    -----
     Destroying a oneDNN handle twice aborts the process, hence the single owner. ``close()`` may be called any number
     of times, from any thread; a later use of the handle raises `HandleError`. Objects can be used in ``with``.
     """
@@ -77,13 +67,7 @@ class Handle(Generic[P]):
 
     @property
     def handle(self) -> P:
-        """The native pointer.
-
-        Raises
-        ------
-        HandleError
-            If this object was closed.
-        """
+        """The native pointer."""
         try:
             return self._alive[self._key]
         except KeyError:
@@ -101,13 +85,7 @@ class Handle(Generic[P]):
         self._release()
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be copied or pickled: a copy would be a second owner, or an owner in a process without the object.
-
-        Raises
-        ------
-        HandleError
-            Always.
-        """
+        """Refuse to be copied or pickled: a copy would be a second owner, maybe in a process without the object."""
         raise HandleError(
             f"a {self.handle_kind} handle belongs to one owner in one process and can be neither copied nor pickled. "
             "A graph with formats holds such handles: copy or pickle the imported one, and compile it again"

@@ -14,8 +14,6 @@ def trim_heap() -> bool:
 
     Packing weights frees tensors of many megabytes. glibc keeps this memory, but a plan needs no more large tensors.
 
-    References
-    ----------
     ``malloc_trim(3)``.
     """
     function = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -34,8 +32,6 @@ def keep_heap() -> None:
     its maximum, 64 MiB. Until then a run may have thousands of page faults or none, by its order of tensors alone, and
     times of two ways to run a model do not compare.
 
-    References
-    ----------
     ``M_MMAP_THRESHOLD`` in ``mallopt(3)``.
     """
     library = ctypes.CDLL(None)

@@ -27,15 +27,10 @@ from fmtprop.dnnl.enums import NormFlags
 
 @dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Problem:
-    """Operands and parameters of one operation.
-
-    Parameters
-    ----------
-    prop : str
-        Propagation kind; empty for the kinds without directions.
-    """
+    """Operands and parameters of one operation."""
 
     kind: ClassVar[str] = ""
+    #: propagation kind; empty for the kinds without directions
     prop: str = ""
 
     def operands(self) -> Iterator[tuple[str, NativeDesc]]:
@@ -84,10 +79,7 @@ class Weighted(Directed):
 class InnerProduct(Weighted):
     """A fully connected layer.
 
-    Parameters
-    ----------
-    src, weights, bias, dst : NativeDesc
-        (N, IC, spatial…), (OC, IC, spatial…), optionally (OC,), (N, OC).
+    `src`, `weights`, `bias`, `dst`: (N, IC, spatial…), (OC, IC, spatial…), optionally (OC,), (N, OC).
     """
 
     kind: ClassVar[str] = "inner_product"
@@ -97,17 +89,9 @@ class InnerProduct(Weighted):
 class Convolution(Weighted):
     """A convolution.
 
-    Parameters
-    ----------
-    src, weights, bias, dst : NativeDesc
-        (N, IC, spatial), (OC, IC, window) or grouped (G, OC/G, IC/G, window), optionally (OC,), (N, OC, spatial).
-    strides, dilates, pad_l, pad_r : sequence of int
-        One entry per spatial axis.
-    alg : str
-        ``"convolution_direct"``, ``"convolution_winograd"`` or ``"convolution_auto"``.
+    `src`, `weights`, `bias`, `dst`: (N, IC, spatial), (OC, IC, window) or grouped (G, OC/G, IC/G, window), optionally
+    (OC,), (N, OC, spatial).
 
-    Examples
-    --------
     >>> from fmtprop import dnnl
     >>> from fmtprop.layout import MemoryDesc
     >>> src, weights, dst = (
@@ -121,10 +105,12 @@ class Convolution(Weighted):
     """
 
     kind: ClassVar[str] = "convolution"
+    #: `strides`, `dilates`, `pad_l`, `pad_r`: one entry per spatial axis
     strides: Sequence[int]
     dilates: Sequence[int]
     pad_l: Sequence[int]
     pad_r: Sequence[int]
+    #: ``"convolution_direct"``, ``"convolution_winograd"`` or ``"convolution_auto"``
     alg: str = "convolution_direct"
 
 
@@ -144,18 +130,13 @@ class Deconvolution(Convolution):
 class Pooling(Directed):
     """A pooling. Max pooling in training has a workspace; its gradient needs one of the same implementation.
 
-    Parameters
-    ----------
-    src, dst : NativeDesc
-        (N, C, spatial).
-    alg : str
-        ``"pooling_max"``, ``"pooling_avg_include_padding"`` or ``"pooling_avg_exclude_padding"``.
-    kernel, strides, dilates, pad_l, pad_r : sequence of int
-        One entry per spatial axis.
+    `src`, `dst`: (N, C, spatial).
     """
 
     kind: ClassVar[str] = "pooling"
+    #: ``"pooling_max"``, ``"pooling_avg_include_padding"`` or ``"pooling_avg_exclude_padding"``
     alg: str
+    #: `kernel`, `strides`, `dilates`, `pad_l`, `pad_r`: one entry per spatial axis
     kernel: Sequence[int]
     strides: Sequence[int]
     dilates: Sequence[int]
@@ -165,15 +146,7 @@ class Pooling(Directed):
 
 @dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Lrn(Directed):
-    """A local response normalization. The gradient reads src, and may need the workspace of the forward primitive.
-
-    Parameters
-    ----------
-    alg : str
-        ``"lrn_across_channels"`` or ``"lrn_within_channel"``.
-    local_size : int
-        Size of the window.
-    """
+    """A local response normalization. The gradient reads src, and may need the workspace of the forward primitive."""
 
     kind: ClassVar[str] = "lrn"
     alg: str
@@ -198,27 +171,16 @@ class BatchNormalization(Directed):
 
 @dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class LayerNormalization(BatchNormalization):
-    """A layer normalization over the last axis, with the directions of `BatchNormalization`.
-
-    Parameters
-    ----------
-    mean : NativeDesc, optional
-        Descriptor of mean and variance: src without its last axis. Without it, oneDNN chooses.
-    """
+    """A layer normalization over the last axis, with the directions of `BatchNormalization`."""
 
     kind: ClassVar[str] = "layer_normalization"
+    #: descriptor of mean and variance: src without its last axis. Without it, oneDNN chooses.
     mean: NativeDesc | None = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class GroupNormalization(BatchNormalization):
-    """A group normalization of (N, C, spatial), with the directions of `BatchNormalization` (oneDNN v3.3 and later).
-
-    Parameters
-    ----------
-    groups : int
-        Divides C.
-    """
+    """A group normalization of (N, C, spatial), with the directions of `BatchNormalization` (oneDNN v3.3 and later)."""
 
     kind: ClassVar[str] = "group_normalization"
     groups: int
@@ -228,15 +190,8 @@ class GroupNormalization(BatchNormalization):
 class Eltwise(Directed):
     """An element-wise operation.
 
-    Parameters
-    ----------
-    src, dst : NativeDesc
-        Same dims; src has a concrete format. The gradient reads src, or dst if the algorithm's name ends in
-        ``_use_dst_for_bwd``.
-    alg : str
-        Such as ``"eltwise_relu"``.
-    alpha, beta : float
-        Meaning depends on the algorithm.
+    `src`, `dst`: same dims; src has a concrete format. The gradient reads src, or dst if the algorithm's name ends in
+    ``_use_dst_for_bwd``.
     """
 
     kind: ClassVar[str] = "eltwise"
@@ -247,30 +202,17 @@ class Eltwise(Directed):
 
 @dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Prelu(Directed):
-    """A prelu; ``"backward"`` gives the gradients of source and slopes.
-
-    Parameters
-    ----------
-    weights : NativeDesc
-        Slopes; as many axes as src, each with src's size or 1.
-    """
+    """A prelu; ``"backward"`` gives the gradients of source and slopes."""
 
     kind: ClassVar[str] = "prelu"
+    #: slopes; as many axes as src, each with src's size or 1
     weights: NativeDesc | None = None
     diff_weights: NativeDesc | None = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Softmax(Directed):
-    """A softmax; the gradient reads dst.
-
-    Parameters
-    ----------
-    alg : str
-        ``"softmax_accurate"`` or ``"softmax_log"``.
-    axis : int
-        Axis to normalise over.
-    """
+    """A softmax; the gradient reads dst."""
 
     kind: ClassVar[str] = "softmax"
     axis: int
@@ -279,53 +221,34 @@ class Softmax(Directed):
 
 @dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Shuffle(Directed):
-    """A shuffle of channels.
-
-    Parameters
-    ----------
-    axis : int
-        Axis that is shuffled.
-    group_size : int
-        Channels of one group; divides the axis. (PyTorch's ``channel_shuffle`` takes the number of groups instead.)
-    """
+    """A shuffle of channels."""
 
     kind: ClassVar[str] = "shuffle"
     axis: int
+    #: channels of one group; divides the axis. (PyTorch's ``channel_shuffle`` takes the number of groups instead.)
     group_size: int
 
 
 @dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Resampling(Directed):
-    """A resampling of (N, C, spatial); without dst, the factors decide its dims.
-
-    Parameters
-    ----------
-    alg : str
-        ``"resampling_nearest"`` or ``"resampling_linear"`` (half-pixel centres).
-    factors : sequence of float, optional
-        dst size / src size per spatial axis. Default: from the dims.
-    """
+    """A resampling of (N, C, spatial); without dst, the factors decide its dims."""
 
     kind: ClassVar[str] = "resampling"
+    #: ``"resampling_nearest"`` or ``"resampling_linear"`` (half-pixel centres)
     alg: str
+    #: dst size / src size per spatial axis. Default: from the dims.
     factors: Sequence[float] | None = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Matmul(Problem):
-    """A (batched) matrix product.
-
-    Parameters
-    ----------
-    src, weights, dst : NativeDesc
-        (…, M, K), (…, K, N), (…, M, N); batch axes of size 1 broadcast.
-    bias : NativeDesc, optional
-        As many axes as dst, each with dst's size or 1.
-    """
+    """A (batched) matrix product."""
 
     kind: ClassVar[str] = "matmul"
+    #: `src`, `weights`, `dst`: (…, M, K), (…, K, N), (…, M, N); batch axes of size 1 broadcast
     src: NativeDesc
     weights: NativeDesc
+    #: as many axes as dst, each with dst's size or 1
     bias: NativeDesc | None = None
     dst: NativeDesc
 
@@ -343,15 +266,7 @@ class Binary(Problem):
 
 @dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Reduction(Problem):
-    """A reduction along the axes that have size 1 in dst.
-
-    Parameters
-    ----------
-    alg : str
-        Such as ``"reduction_mean"``.
-    p, eps : float
-        Parameters of the norm algorithms.
-    """
+    """A reduction along the axes that have size 1 in dst."""
 
     kind: ClassVar[str] = "reduction"
     src: NativeDesc
@@ -365,8 +280,6 @@ class Reduction(Problem):
 class Reorder(Problem):
     """A copy from one concrete format or data type to another.
 
-    Examples
-    --------
     >>> from fmtprop import dnnl
     >>> from fmtprop.layout import MemoryDesc
     >>> plain = dnnl.NativeDesc.from_desc(MemoryDesc((1, 16, 4, 4), "f32", tag="abcd"))
@@ -382,31 +295,21 @@ class Reorder(Problem):
 
 @dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Concat(Problem):
-    """A concatenation of one or more tensors in concrete formats; without dst, oneDNN chooses its format.
-
-    Parameters
-    ----------
-    axis : int
-        Axis along which the sources follow each other.
-    """
+    """A concatenation of one or more tensors in concrete formats; without dst, oneDNN chooses its format."""
 
     kind: ClassVar[str] = "concat"
     srcs: Sequence[NativeDesc]
     dst: NativeDesc | None = None
+    #: axis along which the sources follow each other
     axis: int
 
 
 @dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Sum(Problem):
-    """A weighted sum of one or more tensors in concrete formats; without dst, oneDNN chooses its format.
-
-    Parameters
-    ----------
-    scales : sequence of float
-        One factor per source.
-    """
+    """A weighted sum of one or more tensors in concrete formats; without dst, oneDNN chooses its format."""
 
     kind: ClassVar[str] = "sum"
     srcs: Sequence[NativeDesc]
     dst: NativeDesc | None = None
+    #: one factor per source
     scales: Sequence[float]

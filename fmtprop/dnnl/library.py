@@ -33,15 +33,7 @@ _CPU_ENGINE = _abi.ENUMS["dnnl_engine_kind_t"]["cpu"]
 
 @dataclass(frozen=True)
 class Rejection:
-    """A library file that was rejected.
-
-    Parameters
-    ----------
-    candidate : Candidate
-        The file and the rule that found it.
-    reason : str
-        The reason.
-    """
+    """A library file that was rejected."""
 
     candidate: Candidate
     reason: str
@@ -53,31 +45,18 @@ class Library:
 
     C functions are attributes without their ``dnnl_`` prefix, such as ``library.engine_create``, with ``argtypes`` and
     ``restype``. A function that this version lacks raises `LibraryError` on access.
-
-    Parameters
-    ----------
-    path : str
-        The file (or the name that the dynamic loader resolved).
-    origin : str
-        The rule that found it.
-    version : tuple of int
-        (major, minor, patch).
-    hash : str
-        Commit of its sources.
-    runtime : str
-        CPU threading runtime: ``"OMP"``, ``"SYCL"``, ``"TBB"``, ``"SEQ"`` or ``"THREADPOOL"``.
-    rejected : tuple of Rejection
-        Files that were tried before it.
-    torch : str
-        Version of PyTorch, which was imported first, or the reason why it was not imported.
     """
 
+    #: the file (or the name that the dynamic loader resolved)
     path: str
     origin: str
+    #: (major, minor, patch)
     version: tuple[int, int, int]
     hash: str
+    #: CPU threading runtime: ``"OMP"``, ``"SYCL"``, ``"TBB"``, ``"SEQ"`` or ``"THREADPOOL"``
     runtime: str
     rejected: tuple[Rejection, ...]
+    #: version of PyTorch, which was imported first, or the reason why it was not imported
     torch: str
     _cdll: ctypes.CDLL = field(repr=False)
 
@@ -103,10 +82,7 @@ class Library:
     def has(self, symbol: str) -> bool:
         """Return whether this version has a function.
 
-        Parameters
-        ----------
-        symbol : str
-            Name with or without the ``dnnl_`` prefix.
+        `symbol`: name with or without the ``dnnl_`` prefix.
         """
         return hasattr(self._cdll, "dnnl_" + symbol.removeprefix("dnnl_"))
 
@@ -126,10 +102,7 @@ class Library:
     def runtime_function(self, name: str) -> Any | None:
         """Return a function of the threading runtime that oneDNN was linked to, or None.
 
-        Parameters
-        ----------
-        name : str
-            C name, such as ``"omp_get_max_threads"``.
+        `name`: C name, such as ``"omp_get_max_threads"``.
         """
         return getattr(self._cdll, name, None)
 
@@ -165,24 +138,12 @@ _rejections: tuple[Rejection, ...] = ()
 def load(path: str | os.PathLike[str] | None = None) -> Library:
     """Find and load oneDNN, once per process.
 
-    Parameters
-    ----------
-    path : path-like, optional
-        The library file. Default: the environment variable ``FMTPROP_DNNL_LIBRARY``, else the first usable file of
-        `fmtprop.dnnl.locate.candidates`: the newest of wheels, conda, oneAPI and the system.
+    `path`: the library file. Default: the environment variable ``FMTPROP_DNNL_LIBRARY``, else the first usable file of
+    `fmtprop.dnnl.locate.candidates`: the newest of wheels, conda, oneAPI and the system.
 
-    Raises
-    ------
-    LoadError
-        No library is found or usable, or another one is loaded already. The message lists every file tried.
-
-    Notes
-    -----
     PyTorch, if installed, is imported first: then both share one OpenMP runtime and thread pool, and
     ``torch.set_num_threads`` governs both.
 
-    Examples
-    --------
     >>> from fmtprop import dnnl
     >>> dnnl.load().version[0]
     3
@@ -200,13 +161,7 @@ def load(path: str | os.PathLike[str] | None = None) -> Library:
 
 
 def lib() -> Library:
-    """Return the loaded library; loads it on first use.
-
-    Raises
-    ------
-    LoadError
-        As `load`.
-    """
+    """Return the loaded library; loads it on first use."""
     return _loaded if _loaded is not None else load()
 
 
@@ -226,13 +181,7 @@ def status_name(status: int) -> str:
 
 
 def raise_status(function: str, status: int, details: str = "", repro: str = "") -> None:
-    """Raise `DnnlError` if a oneDNN call failed.
-
-    Raises
-    ------
-    DnnlError
-        If ``status`` is not 0.
-    """
+    """Raise `DnnlError` if a oneDNN call failed."""
     if status:
         raise DnnlError(function, status_name(status), details, repro)
 
@@ -240,11 +189,8 @@ def raise_status(function: str, status: int, details: str = "", repro: str = "")
 def bare_execute() -> Any:
     """Return ``dnnl_primitive_execute`` as a function object without ``argtypes``, for the hot loop.
 
-    Returns
-    -------
-    callable
-        ``(primitive, stream, c_int(count), array) -> int status``; the pointers must be ctypes objects made
-        once. Converting through ``argtypes`` would cost more than the call.
+    Result: ``(primitive, stream, c_int(count), array) -> int status``; the pointers must be ctypes objects made once.
+    Converting through ``argtypes`` would cost more than the call.
     """
     function = lib()._cdll["dnnl_primitive_execute"]
     function.restype = c_int
@@ -259,13 +205,7 @@ def _wanted(path: str | os.PathLike[str] | None) -> list[Candidate]:
 
 
 def load_first(wanted: list[Candidate]) -> Library:
-    """Return the first of some libraries that can be used.
-
-    Raises
-    ------
-    LoadError
-        None can be used; the message has the reason for each.
-    """
+    """Return the first of some libraries that can be used."""
     global _rejections
     torch = _import_torch()
     rejected: list[Rejection] = []

@@ -51,18 +51,9 @@ _DRAWBACKS = ("", "they compete with PyTorch's for the cores", "8 µs more per p
 
 @dataclass(frozen=True)
 class Candidate:
-    """A file that may be oneDNN.
+    """A file that may be oneDNN."""
 
-    Parameters
-    ----------
-    path : str
-        Path of the file, or a bare name that the dynamic loader resolves.
-    origin : str
-        The rule that found it, for messages.
-    build : Build, optional
-        Facts read from the file.
-    """
-
+    #: path of the file, or a bare name that the dynamic loader resolves
     path: str
     origin: str
     build: Build = field(default=Build(), compare=False)
@@ -124,10 +115,7 @@ def explicit_path() -> Candidate | None:
 def opencl_cpu_driver(library: str) -> str | None:
     """Return ``libintelocl.so`` next to a DPC++ build, or None.
 
-    Returns
-    -------
-    str or None
-        The value of ``OCL_ICD_FILENAMES`` with which the SYCL runtime finds the CPU as a device.
+    Result: the value of ``OCL_ICD_FILENAMES`` with which the SYCL runtime finds the CPU as a device.
     """
     directories = [Path(library).parent, Path(os.path.realpath(library)).parent]
     for directory in directories:

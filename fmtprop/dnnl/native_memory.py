@@ -24,20 +24,9 @@ if TYPE_CHECKING:
 class Memory(Handle[_abi.dnnl_memory_t]):
     """A ``dnnl_memory_t`` over a buffer of the caller.
 
-    Parameters
-    ----------
-    engine : Engine
-    desc : NativeDesc
-        Anything but ``any``.
-    pointer : int or None
-        Address of at least ``desc.nbytes`` bytes, which must outlive every execution; None to set it later.
-    owner : object, optional
-        An object that is kept alive with this one, such as the pointer's tensor.
-
-    Raises
-    ------
-    DnnlError
-        If oneDNN refuses the descriptor.
+    `pointer`: address of at least ``desc.nbytes`` bytes, which must outlive every execution; None to set it later.
+    `owner`: an object that is kept alive with this one, such as the pointer's tensor. Raises DnnlError if oneDNN
+    refuses the descriptor.
     """
 
     handle_kind = "memory"
@@ -56,10 +45,7 @@ class Memory(Handle[_abi.dnnl_memory_t]):
     def set_data_handle(self, pointer: int | None) -> None:
         """Point at another buffer of at least ``desc.nbytes`` bytes.
 
-        Raises
-        ------
-        DnnlError
-            If oneDNN refuses.
+        Raises DnnlError if oneDNN refuses.
         """
         status = lib().memory_set_data_handle(self.handle, pointer)
         if status:  # the message would cost more than the call
@@ -76,18 +62,8 @@ class Memory(Handle[_abi.dnnl_memory_t]):
 def memory_of(tensor: torch.Tensor, desc: NativeDesc) -> Memory:
     """Return a memory over a tensor's data, without a copy.
 
-    Parameters
-    ----------
-    desc : NativeDesc
-        The layout of the bytes from ``tensor.data_ptr()`` on.
+    `desc`: the layout of the bytes from ``tensor.data_ptr()`` on.
 
-    Raises
-    ------
-    InputError
-        The desc reaches beyond the tensor's storage.
-
-    Examples
-    --------
     >>> import torch
     >>> from fmtprop import dnnl
     >>> from fmtprop.layout import MemoryDesc
@@ -108,19 +84,8 @@ def memory_of(tensor: torch.Tensor, desc: NativeDesc) -> Memory:
 class ExecArgs:
     """A prebuilt C array of ``dnnl_exec_arg_t``.
 
-    Parameters
-    ----------
-    arguments : sequence of (int, Memory)
-        Argument number (`Arg`, or-ed for post-ops) and its memory.
-
-    Attributes
-    ----------
-    count : c_int
-        Number of entries, ready for the hot loop.
-    array : ctypes array
-        The entries.
-    memories : tuple of Memory
-        Kept alive as long as the array.
+    `arguments`: argument number (`Arg`, or-ed for post-ops) and its memory. `count`: number of entries, ready for the
+    hot loop.
     """
 
     __slots__ = ("array", "count", "memories")

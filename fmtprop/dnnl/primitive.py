@@ -47,14 +47,8 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
 
     Made by `create`.
 
-    Parameters
-    ----------
-    pointer : dnnl_primitive_desc_t or None
-        The handle; this object becomes its owner. None for a sketch, which creates a handle on first use.
-    recipe : Recipe
-        Problem, attributes and hint that it was created from.
-    index : int
-        Position among the implementations.
+    `pointer`: the handle; this object becomes its owner. None for a sketch, which creates a handle on first use.
+    `recipe`: problem, attributes and hint that it was created from.
     """
 
     handle_kind = "primitive_desc"
@@ -77,12 +71,8 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
     def handle(self) -> _abi.dnnl_primitive_desc_t:
         """The native pointer; a `sketch` creates it now.
 
-        Raises
-        ------
-        HandleError
-            If this object was closed.
-        DnnlError
-            oneDNN does not offer the implementation of a sketch any more.
+        Raises HandleError if this object was closed, and DnnlError if oneDNN does not offer the implementation of a
+        sketch any more.
         """
         if self._away:
             self._fetch()
@@ -149,16 +139,8 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
     def query_md(self, name: str) -> NativeDesc | None:
         """Return the descriptor of an operand.
 
-        Parameters
-        ----------
-        name : str
-            ``src``, ``weights``, ``dst``, ``workspace``, ``scratchpad``, their ``diff_`` forms, with an index:
-            ``src_1``, or an execution argument: ``bias``, ``src_layer``.
-
-        Raises
-        ------
-        UnsupportedOpError
-            For an unknown name.
+        `name`: ``src``, ``weights``, ``dst``, ``workspace``, ``scratchpad``, their ``diff_`` forms, with an index:
+        ``src_1``, or an execution argument: ``bias``, ``src_layer``.
         """
         base, position = name, 0
         head, _, tail = base.rpartition("_")
@@ -204,13 +186,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         return self.remade(self._recipe)
 
     def remade(self, recipe: Recipe | Callable[[], Recipe]) -> PrimitiveDesc:
-        """Return the same implementation for a recipe that differs in numbers alone, such as those of post-ops.
-
-        Parameters
-        ----------
-        recipe : Recipe or callable
-            The recipe, or makes it on first use.
-        """
+        """Return the same implementation for a recipe that differs in numbers alone, such as those of post-ops."""
         other = PrimitiveDesc(None, recipe, self.index)
         other._impl, other._kind = self.impl, self.kind  # they identify the implementation
         other._mds.update(self._mds)
@@ -261,25 +237,11 @@ def _clone(desc: PrimitiveDesc) -> _abi.dnnl_primitive_desc_t:
 def create(problem: Problem, attr: PrimitiveAttr | None = None, hint: PrimitiveDesc | None = None) -> PrimitiveDesc:
     """Create a primitive descriptor.
 
-    Parameters
-    ----------
-    attr : PrimitiveAttr, optional
-        Default: scratchpad mode user, nothing else.
-    hint : PrimitiveDesc, optional
-        For a gradient: the ``forward_training`` descriptor of the same kind.
-
-    Raises
-    ------
-    DnnlError
-        oneDNN refuses; the message has the operands and a benchdnn line.
-    InputError
-        An operand is missing, or does not belong to this direction.
-    ShapeError
-        A number does not fit the operands.
-    UnsupportedOpError
-        If oneDNN has no such propagation kind or algorithm.
-    LibraryError
-        If this oneDNN version lacks the primitive.
+    `attr`: default: scratchpad mode user, nothing else. `hint`: for a gradient: the ``forward_training`` descriptor of
+    the same kind. Raises DnnlError if oneDNN refuses; the message has the operands and a benchdnn line; InputError if
+    an operand is missing, or does not belong to this direction; ShapeError if a number does not fit the operands;
+    UnsupportedOpError if oneDNN has no such propagation kind or algorithm; LibraryError if this oneDNN version lacks
+    the primitive.
     """
     if hint is not None or problem.prop.startswith("backward"):
         _check_hint(problem, hint)
@@ -305,15 +267,7 @@ def _check_hint(problem: Problem, hint: PrimitiveDesc | None) -> None:
 class Primitive(Handle[_abi.dnnl_primitive_t]):
     """Compiled code of a primitive descriptor. Several threads may execute it at once.
 
-    Parameters
-    ----------
-    desc : PrimitiveDesc
-        The descriptor; kept alive for queries.
-
-    Raises
-    ------
-    DnnlError
-        If code generation fails.
+    Raises DnnlError if code generation fails.
     """
 
     handle_kind = "primitive"
@@ -332,17 +286,8 @@ class Primitive(Handle[_abi.dnnl_primitive_t]):
     def execute(self, stream: Stream, arguments: Mapping[int | Arg, Memory]) -> None:
         """Check every argument, execute once and wait for the result.
 
-        Parameters
-        ----------
-        arguments : mapping of int to Memory
-            Argument number -> memory, including a scratchpad of more than 0 bytes.
-
-        Raises
-        ------
-        InputError
-            A memory has no buffer, is unexpected, or has another descriptor.
-        DnnlError
-            If an argument is missing or execution fails.
+        `arguments`: argument number -> memory, including a scratchpad of more than 0 bytes. Raises DnnlError if an
+        argument is missing or execution fails.
         """
         for arg, memory in arguments.items():
             self._check_argument(int(arg), memory)

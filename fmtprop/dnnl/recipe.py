@@ -26,15 +26,7 @@ _default_attr: PrimitiveAttr | None = None
 
 
 class Recipe(NamedTuple):
-    """The arguments of the C function, kept alive so that it can be called again.
-
-    Parameters
-    ----------
-    problem : Problem
-    attr : PrimitiveAttr
-    hint : PrimitiveDesc or None
-        The forward descriptor of a gradient.
-    """
+    """The arguments of the C function, kept alive so that it can be called again."""
 
     problem: Problem
     attr: PrimitiveAttr
@@ -43,14 +35,9 @@ class Recipe(NamedTuple):
     def create(self) -> _abi.dnnl_primitive_desc_t:
         """Return a new native descriptor of the first implementation; the caller owns it.
 
-        Raises
-        ------
-        DnnlError
-            oneDNN refuses; the message has the operands and a benchdnn line.
-        InputError, ShapeError, UnsupportedOpError
-            Operands or parameters do not fit each other.
-        LibraryError
-            If this oneDNN version lacks the primitive.
+        Raises DnnlError if oneDNN refuses; the message has the operands and a benchdnn line; InputError or ShapeError
+        or UnsupportedOpError if operands or parameters do not fit each other; LibraryError if this oneDNN version lacks
+        the primitive.
         """
         name, arguments = c_call(self.problem)
         if self.hint is not None:

@@ -18,29 +18,20 @@ from fmtprop.dnnl.kinds import Problem
 
 @dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Gru(Problem):
-    """Layers of gated recurrent units over a sequence.
-
-    Parameters
-    ----------
-    src_layer, dst_layer : NativeDesc
-        (T, N, channels): the sequence.
-    src_iter, dst_iter : NativeDesc, optional
-        (L, D, N, channels): the state before and after the sequence, of L layers in D directions. Default: zeros.
-    weights_layer, weights_iter : NativeDesc
-        (L, D, input channels, gates, output channels): factors of the sequence and of the state.
-    bias : NativeDesc, optional
-        (L, D, gates, output channels). Neither v3.2 nor v3.13 has an implementation without it.
-    direction : str
-        ``"unidirectional_left2right"``, ``"unidirectional_right2left"``, ``"bidirectional_concat"`` or ``…_sum``.
-    flags : RnnFlags
-    """
+    """Layers of gated recurrent units over a sequence."""
 
     kind: ClassVar[str] = "gru"
     prop: str = "forward_inference"
+    #: `src_layer`, `dst_layer`: (T, N, channels): the sequence
     src_layer: NativeDesc
+    #: `src_iter`, `dst_iter`: (L, D, N, channels): the state before and after the sequence, of L layers in D
+    #: directions. Default: zeros.
     src_iter: NativeDesc | None = None
+    #: `weights_layer`, `weights_iter`: (L, D, input channels, gates, output channels): factors of the sequence and of
+    #: the state
     weights_layer: NativeDesc
     weights_iter: NativeDesc
+    #: (L, D, gates, output channels). Neither v3.2 nor v3.13 has an implementation without it.
     bias: NativeDesc | None = None
     dst_layer: NativeDesc
     dst_iter: NativeDesc | None = None
@@ -51,6 +42,7 @@ class Gru(Problem):
     diff_bias: NativeDesc | None = None
     diff_dst_layer: NativeDesc | None = None
     diff_dst_iter: NativeDesc | None = None
+    #: ``"unidirectional_left2right"``, ``"unidirectional_right2left"``, ``"bidirectional_concat"`` or ``…_sum``
     direction: str = "unidirectional_left2right"
     flags: RnnFlags = RnnFlags.NONE
 
@@ -64,17 +56,10 @@ class LbrGru(Gru):
 
 @dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class VanillaRnn(Gru):
-    """As `Gru`, with one gate.
-
-    Parameters
-    ----------
-    activation : str
-        ``"eltwise_tanh"``, ``"eltwise_relu"`` or ``"eltwise_logistic"``.
-    alpha, beta : float
-        Parameters of the activation.
-    """
+    """As `Gru`, with one gate."""
 
     kind: ClassVar[str] = "vanilla_rnn"
+    #: ``"eltwise_tanh"``, ``"eltwise_relu"`` or ``"eltwise_logistic"``
     activation: str = "eltwise_tanh"
     alpha: float = 0.0
     beta: float = 0.0
@@ -82,21 +67,14 @@ class VanillaRnn(Gru):
 
 @dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Lstm(Gru):
-    """As `Gru`, but layers of long short-term memory (LSTM), with a second state.
-
-    Parameters
-    ----------
-    src_iter_c, dst_iter_c : NativeDesc, optional
-        (L, D, N, channels): the cell state.
-    weights_peephole : NativeDesc, optional
-        (L, D, 3, channels).
-    weights_projection : NativeDesc, optional
-        (L, D, channels, projected channels).
-    """
+    """As `Gru`, but layers of long short-term memory (LSTM), with a second state."""
 
     kind: ClassVar[str] = "lstm"
+    #: `src_iter_c`, `dst_iter_c`: (L, D, N, channels): the cell state
     src_iter_c: NativeDesc | None = None
+    #: (L, D, 3, channels)
     weights_peephole: NativeDesc | None = None
+    #: (L, D, channels, projected channels)
     weights_projection: NativeDesc | None = None
     dst_iter_c: NativeDesc | None = None
     diff_src_iter_c: NativeDesc | None = None

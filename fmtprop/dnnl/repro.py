@@ -85,11 +85,8 @@ _LINES = {
 def benchdnn_line(problem: Problem, attr: PrimitiveAttr) -> str:
     """Return the benchdnn command line of a problem.
 
-    Returns
-    -------
-    str
-        Such as ``benchdnn --matmul --dt=f32:f32:f32 … 128x768:768x3072``. A trailing comment names the layouts that
-        benchdnn cannot express.
+    Result: such as ``benchdnn --matmul --dt=f32:f32:f32 … 128x768:768x3072``. A trailing comment names the layouts that
+    benchdnn cannot express.
     """
     options, _, shape = _LINES[problem.kind].format_map(_Words(problem)).partition(" | ")
     attributes = ["--attr-post-ops=" + "+".join(map(_post_op, attr.ops))] if attr.ops else []

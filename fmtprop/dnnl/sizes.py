@@ -11,13 +11,7 @@ from fmtprop.layout.tags import MAX_NDIMS
 
 
 def int64_array(values: Iterable[int], what: str) -> Array[c_int64]:
-    """Return a C array of int64; refuse a number that does not fit (ctypes would wrap silently).
-
-    Raises
-    ------
-    ShapeError
-        There are more than 12 values, or one does not fit.
-    """
+    """Return a C array of int64; refuse a number that does not fit (ctypes would wrap silently)."""
     numbers = [int(value) for value in values]
     if len(numbers) > MAX_NDIMS:
         raise ShapeError(f"{what} {numbers}: oneDNN takes at most {MAX_NDIMS} dimensions")

@@ -34,23 +34,15 @@ _WINDOW_MAX = 2**31 - 1
 
 @dataclass(frozen=True)
 class Spec:
-    """One kind in one direction.
+    """One kind in one direction."""
 
-    Parameters
-    ----------
-    function : str
-        Name between ``dnnl_`` and ``_primitive_desc_create``.
-    props : tuple of str
-        Propagation kinds that it serves; one empty string for a kind without directions.
-    arguments : tuple of str
-        Names of the C arguments between the result and the attributes; optional operands end in ``?``.
-    at_execution : tuple of str
-        Operands that are no C arguments, only execution arguments: vectors, statistics, the workspace.
-    """
-
+    #: name between ``dnnl_`` and ``_primitive_desc_create``
     function: str
+    #: propagation kinds that it serves; one empty string for a kind without directions
     props: tuple[str, ...]
+    #: names of the C arguments between the result and the attributes; optional operands end in ``?``
     arguments: tuple[str, ...]
+    #: operands that are no C arguments, only execution arguments: vectors, statistics, the workspace
     at_execution: tuple[str, ...] = ()
 
     @property
@@ -173,13 +165,6 @@ _BY_DIRECTION = {(spec.kind, prop): spec for spec in SPECS for prop in spec.prop
 def spec_of(kind: str, prop: str = "") -> Spec:
     """Return the row of a kind in a direction.
 
-    Raises
-    ------
-    UnsupportedOpError
-        oneDNN has no such kind or direction.
-
-    Examples
-    --------
     >>> spec_of("inner_product", "backward_data").arguments
     ('engine', 'diff_src', 'weights', 'diff_dst', 'hint')
     >>> spec_of("prelu", "backward").results
@@ -203,14 +188,8 @@ def _call_of(cls: Any, prop: str) -> tuple[str, tuple[Reader, ...], tuple[str, .
 def c_call(problem: Problem) -> tuple[str, list[Any]]:
     """Return the C function of a problem, without ``dnnl_``, and its arguments before the hint.
 
-    Raises
-    ------
-    InputError
-        An operand is missing, or does not belong to this direction.
-    ShapeError
-        A number does not fit the operands: oneDNN would read beyond an array, or wrap around.
-    UnsupportedOpError
-        If oneDNN has no such propagation kind or algorithm.
+    Raises ShapeError if a number does not fit the operands: oneDNN would read beyond an array, or wrap around, and
+    UnsupportedOpError if oneDNN has no such propagation kind or algorithm.
     """
     cls: Any = type(problem)
     function, readers, others = _call_of(cls, problem.prop)

@@ -57,16 +57,9 @@ except (ImportError, AttributeError, TypeError):  # PyTorch of before has no art
 
 @dataclass(frozen=True)
 class Learned:
-    """What another process learned about a graph.
+    """What another process learned about a graph."""
 
-    Parameters
-    ----------
-    choices : (Graph, str), optional
-        The formatted graph of its plan, and the name of the rewrite before it; None if PyTorch was faster.
-    reason : str
-        Times of both.
-    """
-
+    #: the formatted graph of its plan, and the name of the rewrite before it; None if PyTorch was faster
     choices: tuple[Graph, str] | None
     reason: str
 

@@ -60,21 +60,11 @@ def backend(
 ) -> Callable[..., Any]:
     """Make a graph of TorchDynamo ready to run; ``torch.compile(model, backend="fmtprop")`` calls this.
 
-    Parameters
-    ----------
-    mode : str, optional
-        ``"max-autotune"`` measures costs on this machine, as ``tune="measure"`` does.
-    options : mapping, optional
-        Options of :func:`fmtprop.compile`: ``dtype``, ``policy``, ``target``, ``tune``, ``verify``, …; and
-        ``grow_caches``, False by default: caches that grow by ``torch.cat`` get memory with room behind them, so that
-        the next concat copies only the new elements. Then old and new cache share memory, and neither is contiguous.
-
-    Raises
-    ------
-    OptionError
-        A mode or an option is unknown, or a value is not one of its values.
-    UnsupportedOpError
-        This CPU lacks f16.
+    `mode`: ``"max-autotune"`` measures costs on this machine, as ``tune="measure"`` does. `options`: options of
+    :func:`fmtprop.compile`: ``dtype``, ``policy``, ``target``, ``tune``, ``verify``, …; and ``grow_caches``, False by
+    default: caches that grow by ``torch.cat`` get memory with room behind them, so that the next concat copies only the
+    new elements. Then old and new cache share memory, and neither is contiguous. Raises OptionError if a mode or an
+    option is unknown, or a value is not one of its values, and UnsupportedOpError if this CPU lacks f16.
     """
     _WATCH.end()
     if is_wanted():
@@ -99,8 +89,6 @@ SavedGraph.made = staticmethod(made)
 def options_of(mode: str | None, given: Mapping[str, Any] | None) -> Options:
     """Return the options of a compilation from those of ``torch.compile``.
 
-    Examples
-    --------
     >>> options_of("max-autotune", {"dtype": "bf16"}).tune
     'measure'
     """

@@ -24,15 +24,7 @@ _ROOM, _ROOM_SHARE = 256, 0.5
 
 
 class _Memory:
-    """Memory with room behind a cache.
-
-    Parameters
-    ----------
-    cache : torch.Tensor
-        It is copied.
-    axis : int
-        The axis of growth.
-    """
+    """Memory with room behind a cache."""
 
     def __init__(self, cache: torch.Tensor, axis: int) -> None:
         dims, self._axis = list(cache.shape), axis
@@ -77,10 +69,7 @@ class _Memory:
 class Grow:
     """Joins a cache and new elements behind it.
 
-    Parameters
-    ----------
-    axis : int
-        The axis, from 0.
+    `axis`: the axis, from 0.
     """
 
     __name__ = "grow"

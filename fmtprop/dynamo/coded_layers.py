@@ -54,13 +54,7 @@ class CodedLinear(nn.Module):
 
 
 def keep_codes(model: nn.Module, weights: str) -> None:
-    """Keep the weights of a model's linear layers as codes, and free the floating numbers, one layer after another.
-
-    Parameters
-    ----------
-    weights : {"int8", "int4"}
-        The codes.
-    """
+    """Keep the weights of a model's linear layers as codes, and free the floating numbers, one layer after another."""
     #: weights, which layers may share -> their codes and scales; () for those with an infinity or NaN
     made: dict[int, tuple[torch.Tensor, ...]] = {}
     kept = 0

@@ -15,17 +15,11 @@ from fmtprop.dynamo.region import Ready, Region
 
 @dataclass(frozen=True)
 class Explanation:
-    """Result of ``torch.compile(model, backend="fmtprop")`` for a model.
+    """Result of ``torch.compile(model, backend="fmtprop")`` for a model."""
 
-    Parameters
-    ----------
-    regions : tuple of (fx.GraphModule, Ready)
-        Each captured graph of ATen calls, and its executor.
-    breaks : tuple of str
-        Reasons why the model is more than one graph.
-    """
-
+    #: each captured graph of ATen calls, and its executor
     regions: tuple[tuple[torch.fx.GraphModule, Ready], ...]
+    #: reasons why the model is more than one graph
     breaks: tuple[str, ...]
 
     def __str__(self) -> str:

@@ -26,36 +26,23 @@ _ATEN = torch.ops.aten
 
 @dataclass(frozen=True)
 class Piece:
-    """Some calls of a graph, which run one after the other.
+    """Some calls of a graph, which run one after the other."""
 
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        The calls; its arguments are values from before, its results the values that are read later.
-    constants : frozenset of int
-        Positions of the arguments that are constants as long as they are not changed.
-    reads, writes : tuple of str
-        The names of the arguments and of the results in the whole graph.
-    is_ours : bool
-        Whether a plan may run it.
-    """
-
+    #: the calls; its arguments are values from before, its results the values that are read later
     module: fx.GraphModule
+    #: positions of the arguments that are constants as long as they are not changed
     constants: frozenset[int]
+    #: `reads`, `writes`: the names of the arguments and of the results in the whole graph
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    #: whether a plan may run it
     is_ours: bool
 
 
 class Pieces:
     """The pieces of a graph, ready to be called by AOTAutograd, with a list of inputs.
 
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        The whole graph.
-    runs : sequence of (callable, Piece)
-        The executors of the pieces, in order; each takes a list of arguments.
+    `runs`: the executors of the pieces, in order; each takes a list of arguments.
     """
 
     _boxed_call = True
@@ -92,15 +79,10 @@ _CODES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32})
 def parted(module: fx.GraphModule, constants: frozenset[int], *, own_views: bool = False) -> list[Piece]:
     """Return the pieces of a graph, in order; one piece if plans can run all of it.
 
-    Parameters
-    ----------
-    own_views : bool
-        Whether each piece makes the views of constants that it reads. Then its weights are constants of its plan, which
-        keeps them in a form of its own, such as codes. Otherwise the first piece makes all views, and later ones read
-        the caller's memory.
+    `own_views`: whether each piece makes the views of constants that it reads. Then its weights are constants of its
+    plan, which keeps them in a form of its own, such as codes. Otherwise the first piece makes all views, and later
+    ones read the caller's memory.
 
-    Notes
-    -----
     Calls with symbolic sizes are in PyTorch's pieces only if products of weights have fixed sizes, as in a decoder's
     step. Otherwise a plan for each size is the better way.
     """

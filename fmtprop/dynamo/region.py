@@ -50,17 +50,11 @@ _LONG_SECONDS, _CLEAR_SHARE = 0.01, 0.9
 
 @dataclass(frozen=True)
 class Ready:
-    """The executor of a graph for inputs of one shape, and the reason.
+    """The executor of a graph for inputs of one shape, and the reason."""
 
-    Parameters
-    ----------
-    net : CompiledModel, optional
-        The plan; None if PyTorch runs the graph.
-    reason : str
-        The reason for PyTorch, or the speed-up of the plan.
-    """
-
+    #: the plan; None if PyTorch runs the graph
     net: CompiledModel | None
+    #: the reason for PyTorch, or the speed-up of the plan
     reason: str
 
 
@@ -69,13 +63,7 @@ class LeftToPyTorch(Exception):
 
 
 class InPyTorch:
-    """Calls that PyTorch always runs.
-
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        The calls.
-    """
+    """Calls that PyTorch always runs."""
 
     _boxed_call = True
 
@@ -94,28 +82,12 @@ class InPyTorch:
 class Region:
     """A functional graph, ready to be called by AOTAutograd, with a list of inputs.
 
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        A functional graph of ATen calls.
-    constants : frozenset of int
-        Positions of the inputs that are constants as long as they are not changed.
-    options : Options
-        How to compile.
-    is_all : bool
-        Whether the region is all of a captured graph, which changes no input. The region's caller runs that graph at
-        :class:`LeftToPyTorch`, and asks whether a new plan :meth:`wins` beside it. Else plans compete with `module`.
-
-    Attributes
-    ----------
-    arity : int
-        Number of inputs.
-    is_direct : bool
-        Whether the captured graph has the same arguments and results, so that it can be called instead.
-    new : object
-        Its `plan` is the plan that this thread's last call has made and that was not compared; else None.
-    is_left_to_pytorch : bool
-        Whether PyTorch runs all calls from now on: there is one shape, and its plan is not faster.
+    `constants`: positions of the inputs that are constants as long as they are not changed. `is_all`: whether the
+    region is all of a captured graph, which changes no input. The region's caller runs that graph at
+    :class:`LeftToPyTorch`, and asks whether a new plan :meth:`wins` beside it. Else plans compete with `module`.
+    `is_direct`: whether the captured graph has the same arguments and results, so that it can be called instead. `new`:
+    its `plan` is the plan that this thread's last call has made and that was not compared; else None.
+    `is_left_to_pytorch`: whether PyTorch runs all calls from now on: there is one shape, and its plan is not faster.
     """
 
     _boxed_call = True

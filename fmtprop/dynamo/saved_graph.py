@@ -32,14 +32,7 @@ def is_wanted() -> bool:
 class SavedGraph(SerializableCallable):
     """A captured graph, and the functions that run it, one for the shapes of each call.
 
-    Parameters
-    ----------
-    graph : bytes
-        The graph, without what was recorded about its nodes.
-    static : tuple of int
-        The inputs that are parameters and buffers.
-    how : tuple of (str or None, mapping)
-        Mode and options, as the backend takes them.
+    `graph`: the graph, without what was recorded about its nodes.
     """
 
     #: makes a graph ready to run: graph, arguments, mode and options; set by the backend, which imports this

@@ -19,13 +19,8 @@ _COMPARED, _CANDIDATES = 8, 64
 class Weights:
     """The state of tensors when a plan was made from them.
 
-    Parameters
-    ----------
-    tensors : sequence of torch.Tensor
-        The tensors; they are kept alive, so that no other tensor can get the memory of one.
+    `tensors`: the tensors; they are kept alive, so that no other tensor can get the memory of one.
 
-    Notes
-    -----
     PyTorch counts the changes of a tensor, and another tensor has other memory. A change in place through ``.data`` or
     through NumPy is not counted: it is detected if it changes one of eight numbers of the tensor.
     """

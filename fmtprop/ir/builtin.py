@@ -22,8 +22,6 @@ FOLDERS = (_PACKAGE / "graphs", _PACKAGE.parent / "graphs")
 def builtin_names() -> list[str]:
     """Return the names of the built-in graphs, sorted.
 
-    Examples
-    --------
     >>> builtin_names() == sorted(builtin_names())
     True
     """
@@ -33,15 +31,7 @@ def builtin_names() -> list[str]:
 def builtin_path(name: str) -> Path:
     """Return the file of a built-in graph.
 
-    Parameters
-    ----------
-    name : str
-        Such as ``"resnet50"``.
-
-    Raises
-    ------
-    GraphError
-        There is no graph with this name; the message has the nearest names.
+    `name`: such as ``"resnet50"``.
     """
     names = builtin_names()
     if name in names:  # a name, never a path: only listed names are searched
@@ -54,14 +44,9 @@ def builtin_path(name: str) -> Path:
 def catalogue() -> list[dict[str, Any]]:
     """Return what is in each built-in graph, read from its document alone: neither graphs nor PyTorch are needed.
 
-    Returns
-    -------
-    list of dict
-        ``name``, ``inputs`` (type by name), ``parameters`` (their number) and ``ops`` (number of nodes by op, the most
-        frequent first).
+    Result: ``name``, ``inputs`` (type by name), ``parameters`` (their number) and ``ops`` (number of nodes by op, the
+    most frequent first).
 
-    Examples
-    --------
     >>> next(row for row in catalogue() if row["name"] == "chain")["inputs"]
     {'input': 'f32[1,3,32,32]'}
     """

@@ -22,34 +22,21 @@ SMALL_NBYTES = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class Deferred:
-    """A tensor that is made again at each request.
-
-    Parameters
-    ----------
-    type_ : TensorType
-        Logical type of the tensor.
-    strides : tuple of int
-        Its strides in elements.
-    make : callable
-        Makes the tensor, with the same numbers each time.
-    fresh : bool
-        Whether the made tensor owns its memory. Otherwise the memory may belong to a file or a module, and a tensor to
-        keep must be copied.
-    largest : float, optional
-        A bound of the numbers' magnitudes, if it is known without making the tensor.
-    source : (Deferred, hashable), optional
-        The tensor that it is a function of, and an identity of this function.
-    lent : bool
-        Whether the memory, which belongs to a module, may be read for as long as the numbers are wanted: no plan needs
-        a copy. Whoever lends it has the plan made again after a change.
-    """
+    """A tensor that is made again at each request."""
 
     type_: TensorType
     strides: tuple[int, ...]
+    #: makes the tensor, with the same numbers each time
     make: Callable[[], torch.Tensor] = field(repr=False)
+    #: whether the made tensor owns its memory. Otherwise the memory may belong to a file or a module, and a tensor to
+    #: keep must be copied.
     fresh: bool = False
+    #: a bound of the numbers' magnitudes, if it is known without making the tensor
     largest: float | None = None
+    #: the tensor that it is a function of, and an identity of this function
     source: tuple[Deferred, Hashable] | None = field(default=None, repr=False)
+    #: whether the memory, which belongs to a module, may be read for as long as the numbers are wanted: no plan needs a
+    #: copy. Whoever lends it has the plan made again after a change.
     lent: bool = False
 
     @property
@@ -76,23 +63,12 @@ class Deferred:
     ) -> Deferred:
         """Return the deferred result of a function of this tensor, with the same type and strides.
 
-        Parameters
-        ----------
-        function : callable
-            Must not change its argument, unless that is fresh.
-        identity : hashable
-            Equal for functions with equal results.
+        `function`: must not change its argument, unless that is fresh.
         """
         return Deferred(self.type_, self.strides, lambda: function(self.make()), fresh, largest, (self, identity))
 
     def viewed(
         self, view: Callable[[torch.Tensor], torch.Tensor], type_: TensorType, strides: tuple[int, ...]
     ) -> Deferred:
-        """Return a deferred view of it.
-
-        Parameters
-        ----------
-        strides : tuple of int
-            Strides of the view in elements.
-        """
+        """Return a deferred view of it."""
         return Deferred(type_, strides, lambda: view(self.make()), self.fresh, self.largest, lent=self.lent)

@@ -44,16 +44,10 @@ Write = Callable[[Any, Writing, Mapping[str, str]], str]
 
 @dataclass(frozen=True)
 class Onnx:
-    """An op as ONNX nodes.
+    """An op as ONNX nodes."""
 
-    Parameters
-    ----------
-    write : callable
-        ``(attrs, writing, names of the operands) -> name of the result``. The operands' types are those of the graph.
-    moves : bool
-        Whether the op only moves numbers. Other ops get 16-bit floats as f32, and their result is rounded once, as
-        oneDNN does; ONNX Runtime has no kernels for 16-bit floats on CPUs.
-    """
-
+    #: ``(attrs, writing, names of the operands) -> name of the result``. The operands' types are those of the graph.
     write: Write
+    #: whether the op only moves numbers. Other ops get 16-bit floats as f32, and their result is rounded once, as
+    #: oneDNN does; ONNX Runtime has no kernels for 16-bit floats on CPUs.
     moves: bool = False

@@ -14,29 +14,20 @@ Dims = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Linear:
-    """Where the products are that an op sums, of its ``src`` and its ``weights``, or of the gradients of these.
+    """Where the products are that an op sums, of its ``src`` and its ``weights``, or of the gradients of these."""
 
-    Parameters
-    ----------
-    products : callable
-        ``(dims of src, of weights, of dst) -> products``.
-    by_columns : bool
-        Whether the outputs lie along the last axis of weights, of dst and of a bias of the rank of dst. Otherwise they
-        lie along the first axis of weights (behind one of groups, where weights have an axis more than src), along
-        axis 1 of dst and in a bias of one axis.
-    windowed : bool
-        Whether weights are a window that slides over src, perhaps in groups of channels.
-    transposed : bool
-        Whether the window slides over dst: each number of src is added to all places of a window.
-    roles : tuple of str
-        The operand or result of the op that has the dims of src, of weights and of dst: the gradient by an operand sums
-        as many products, but other ones.
-    """
-
+    #: ``(dims of src, of weights, of dst) -> products``
     products: Callable[[Dims, Dims, Dims], float]
+    #: whether the outputs lie along the last axis of weights, of dst and of a bias of the rank of dst. Otherwise they
+    #: lie along the first axis of weights (behind one of groups, where weights have an axis more than src), along axis
+    #: 1 of dst and in a bias of one axis.
     by_columns: bool = False
+    #: whether weights are a window that slides over src, perhaps in groups of channels
     windowed: bool = False
+    #: whether the window slides over dst: each number of src is added to all places of a window
     transposed: bool = False
+    #: the operand or result of the op that has the dims of src, of weights and of dst: the gradient by an operand sums
+    #: as many products, but other ones
     roles: tuple[str, str, str] = ("src", "weights", "dst")
 
     def output_axis(self, ndim: int) -> int:
@@ -69,35 +60,24 @@ def _none(attrs: Any) -> float:
 
 @dataclass(frozen=True)
 class Cost:
-    """Costs of an op without its products, for the model of :mod:`fmtprop.tuning.roofline`.
+    """Costs of an op without its products, for the model of :mod:`fmtprop.tuning.roofline`."""
 
-    Parameters
-    ----------
-    operations : callable
-        ``(attrs, elements of src for one of dst) -> operations for an element of dst``.
-    window : callable
-        ``attrs -> places that PyTorch's operator reads, one after another, for an element of dst``; 0 without a window.
-    pace : float
-        Share of the copying bandwidth at which oneDNN's kernels move the op's bytes. Medians over the layers of the
-        built-in convolutional networks, with one thread on AVX2.
-    pytorch : float
-        The same of PyTorch's operator. Measured on [1, 64, 64, 64] with 2 threads (Xeon with AMX, torch 2.13): 1.4 to
-        0.5 of simple element-wise ones, 0.15 to 0.3 of those that take several passes. Less is declared where oneDNN
-        has generated code, which is not slower.
-    across : float
-        Part of that where the channels are innermost, of an operator that is written for rows.
-    by_pytorch : callable
-        ``attrs -> operations of PyTorch's operator for an element of dst``, if they take longer than its bytes; or 0.
-    gathers : float
-        Factor of `operations` where the channels are not innermost, if oneDNN's code gathers number by number there.
-    """
-
+    #: ``(attrs, elements of src for one of dst) -> operations for an element of dst``
     operations: Callable[[Any, float], float] = _one
+    #: ``attrs -> places that PyTorch's operator reads, one after another, for an element of dst``; 0 without a window
     window: Callable[[Any], float] = _none
+    #: share of the copying bandwidth at which oneDNN's kernels move the op's bytes. Medians over the layers of the
+    #: built-in convolutional networks, with one thread on AVX2.
     pace: float = 1.0
+    #: the same of PyTorch's operator. Measured on [1, 64, 64, 64] with 2 threads (Xeon with AMX, torch 2.13): 1.4 to
+    #: 0.5 of simple element-wise ones, 0.15 to 0.3 of those that take several passes. Less is declared where oneDNN has
+    #: generated code, which is not slower.
     pytorch: float = 0.3
+    #: part of that where the channels are innermost, of an operator that is written for rows
     across: float = 1.0
+    #: ``attrs -> operations of PyTorch's operator for an element of dst``, if they take longer than its bytes; or 0
     by_pytorch: Callable[[Any], float] = _none
+    #: factor of `operations` where the channels are not innermost, if oneDNN's code gathers number by number there
     gathers: float = 1.0
 
 

@@ -62,22 +62,10 @@ _ROW_KEYS = frozenset({"name", "op", "inputs", "attrs", "results", "post_ops", "
 def save(graph: Graph, path: str | os.PathLike[str], weights: str = "auto") -> None:
     """Write a graph to a JSON file, and its large constants to a safetensors file in the same folder.
 
-    Parameters
-    ----------
-    path : path
-        The JSON file; the side file has the same stem and the suffix ``.safetensors``.
-    weights : {"auto", "inline"}
-        ``"auto"``: tensors of up to 64 elements go to the JSON file, larger ones to the side file. ``"inline"``: all
-        tensors go to the JSON file. Initialisers stay initialisers in both cases.
+    `path`: the JSON file; the side file has the same stem and the suffix ``.safetensors``. `weights`: ``"auto"``:
+    tensors of up to 64 elements go to the JSON file, larger ones to the side file. ``"inline"``: all tensors go to the
+    JSON file. Initialisers stay initialisers in both cases.
 
-    Raises
-    ------
-    GraphError
-        The graph breaks a rule of the verifier or calls an operator that a file must not name, a constant's data was
-        released, or `weights` is unknown.
-
-    Examples
-    --------
     >>> import pathlib, tempfile
     >>> from fmtprop.ir import TensorType
     >>> g = Graph("tiny")
@@ -151,14 +139,7 @@ def spell_floats(item: Any) -> Any:
 
 
 def load(path: str | os.PathLike[str], *, deferred: bool = False) -> Graph:
-    """Read a graph file.
-
-    Raises
-    ------
-    GraphError
-        The file cannot be read, is not a graph file of a known version, or has a malformed graph; the message names
-        the file and the place in it.
-    """
+    """Read a graph file."""
     source = Path(path)
     try:
         document = _parse(source)
@@ -241,13 +222,7 @@ def _add_node(nxg: nx.MultiDiGraph[str], index: int, row: object, reader: Reader
 
 
 def producer_of(where: str, reference: object) -> tuple[str, int]:
-    """Return the node and the index that a row's reference names.
-
-    Raises
-    ------
-    GraphError
-        It is no reference; the message begins with `where`.
-    """
+    """Return the node and the index that a row's reference names."""
     if isinstance(reference, str):
         return reference, 0
     if isinstance(reference, list) and len(reference) == 2:
@@ -258,13 +233,7 @@ def producer_of(where: str, reference: object) -> tuple[str, int]:
 
 
 def read_floats(where: str, item: Any) -> Any:
-    """Return plain data with the floats that :func:`spell_floats` spelled.
-
-    Raises
-    ------
-    GraphError
-        A float is spelled in another way; the message begins with `where`.
-    """
+    """Return plain data with the floats that :func:`spell_floats` spelled."""
     if isinstance(item, dict):
         if set(item) == {"float"}:
             if item["float"] not in ("inf", "-inf", "nan"):

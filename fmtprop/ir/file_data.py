@@ -42,12 +42,7 @@ _OURS = re.compile(rb'.{8}\{"__metadata__":\{"fmtprop":"graph"\}', re.DOTALL)
 class ConstantWriter:
     """Writer of a document's constants.
 
-    Parameters
-    ----------
-    path : Path
-        The side file.
-    inline : bool
-        Whether to write no side file.
+    `inline`: whether to write no side file.
     """
 
     def __init__(self, path: Path, inline: bool) -> None:
@@ -125,19 +120,8 @@ class _SideFile:
 class Reader:
     """Reader of a document's constants.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder of the document.
-    weights : object
-        The document's ``"weights"``: the side file's name, or None.
-    deferred : bool
-        Whether large tensors are read on each request.
-
-    Raises
-    ------
-    GraphError
-        The name is not a plain file name, or the file is missing or damaged.
+    `weights`: the document's ``"weights"``: the side file's name, or None. `deferred`: whether large tensors are read
+    on each request.
     """
 
     def __init__(self, folder: Path, weights: object, deferred: bool = False) -> None:
@@ -159,13 +143,7 @@ class Reader:
                 self._tensors[key] = later if deferred else later.make().clone()
 
     def data(self, where: str, row: Mapping[str, Any]) -> Any:
-        """Return a row's data: an initialiser, or a tensor of the declared type.
-
-        Raises
-        ------
-        GraphError
-            The data does not fit the row; the message begins with `where`.
-        """
+        """Return a row's data: an initialiser, or a tensor of the declared type."""
         data, type_ = row["data"], _declared(where, row)
         if not isinstance(data, dict) or len(data) != 1 or next(iter(data)) not in _KINDS:
             raise GraphError(f"{where}: data must have one of the keys {', '.join(_KINDS)}, got {str(data)[:80]}")

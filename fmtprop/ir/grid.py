@@ -22,8 +22,6 @@ _BYTE = 256
 def usual_limits(low: int, high: int) -> tuple[int, int]:
     """Return limits that kernels treat like these: one zero point stands for all that are not the byte 0.
 
-    Examples
-    --------
     >>> usual_limits(-117, 138), usual_limits(0, 255), usual_limits(-128, 127), usual_limits(-32768, 32767)
     ((-100, 155), (0, 255), (-128, 127), (-32768, 32767))
     """
@@ -35,25 +33,6 @@ def usual_limits(low: int, high: int) -> tuple[int, int]:
 class Grid:
     """The numbers ``scale · k`` for all integers ``low <= k <= high``.
 
-    Parameters
-    ----------
-    scales : tuple of float
-        Positive; one, or one for each index of the axes in which they vary, row-major.
-    low, high : int
-        Smallest and largest multiple: the limits of the quantized type minus the zero point.
-    shape : tuple of int
-        Dims of the scales as they broadcast to the tensor; empty for one scale.
-    signed : bool
-        Whether bytes are signed even if the multiples are not: a second factor must be.
-
-    Raises
-    ------
-    GraphError
-        A scale is not positive and finite, the limits do not fit into a byte or leave out 0, or `shape` has another
-        number of elements.
-
-    Examples
-    --------
     >>> relu, weights = Grid((0.5,), 0, 255), Grid((0.5, 0.25), -128, 127, (2, 1))
     >>> relu.stored.value, relu.zero, weights.stored.value, weights.zero
     ('u8', 0, 's8', 0)
@@ -61,10 +40,14 @@ class Grid:
     117
     """
 
+    #: positive; one, or one for each index of the axes in which they vary, row-major
     scales: tuple[float, ...]
+    #: `low`, `high`: smallest and largest multiple: the limits of the quantized type minus the zero point
     low: int
     high: int
+    #: dims of the scales as they broadcast to the tensor; empty for one scale
     shape: tuple[int, ...] = ()
+    #: whether bytes are signed even if the multiples are not: a second factor must be
     signed: bool = False
 
     def __post_init__(self) -> None:
@@ -119,13 +102,7 @@ class Grid:
 
     @classmethod
     def from_json(cls, data: object) -> Grid:
-        """Return the grid of plain data.
-
-        Raises
-        ------
-        GraphError
-            The data is not that of :meth:`to_json`.
-        """
+        """Return the grid of plain data."""
         if not isinstance(data, Mapping) or data.keys() - {"signed"} != {"scales", "low", "high", "shape"}:
             raise GraphError(f"a grid needs scales, low, high and shape, got {data!r}")
         scales, shape = _numbers(data["scales"], float), _numbers(data["shape"], int)

@@ -14,25 +14,16 @@ from fmtprop.ir.types import TensorType
 
 
 class Call(Protocol):
-    """One call in the source program.
+    """One call in the source program."""
 
-    Attributes
-    ----------
-    target : str
-        Overload name, such as ``"aten.conv2d.default"``.
-    args : mapping
-        Every argument by its schema name, including defaults. Graph tensors are :class:`Value`, lists of tensors are
-        lists of Value, other arguments plain Python (ints, floats, bools, strings, None, lists). Known dtypes are
-        :class:`~fmtprop.layout.DataType`.
-    results : tuple of TensorType
-        Types of the results according to the exporter.
-    used : frozenset of int
-        Indices of the results that are read.
-    """
-
+    #: overload name, such as ``"aten.conv2d.default"``
     target: str
+    #: every argument by its schema name, including defaults. Graph tensors are :class:`Value`, lists of tensors are
+    #: lists of Value, other arguments plain Python (ints, floats, bools, strings, None, lists). Known dtypes are
+    #: :class:`~fmtprop.layout.DataType`.
     args: Mapping[str, Any]
     results: tuple[TensorType, ...]
+    #: indices of the results that are read
     used: frozenset[int]
 
     def __getitem__(self, name: str) -> Any:

@@ -37,23 +37,6 @@ class Initialiser:
     Equal initialisers give equal arrays: the random kinds draw float32 values from numpy's PCG64 stream of
     ``seed``, which depends on neither the machine's threads nor the version of torch.
 
-    Parameters
-    ----------
-    kind : {"normal", "uniform", "constant"}
-        The distribution.
-    seed : int
-        Seed of the stream, 0 <= seed < 2**64. Must be 0 for ``"constant"``, which draws nothing.
-    parameters : tuple of float
-        ``(mean, std)``, ``(low, high)`` or ``(value,)``, all finite, std >= 0 and low <= high; parameters of the
-        random kinds are at most 1e30 in magnitude, so that float32 holds every draw.
-
-    Raises
-    ------
-    GraphError
-        If the kind is unknown, or the seed or a parameter breaks a rule above.
-
-    Examples
-    --------
     >>> Initialiser.constant(2.0).materialise((2, 2)).tolist()
     [[2.0, 2.0], [2.0, 2.0]]
     >>> weights = Initialiser.normal(seed=7, mean=0.0, std=0.1)
@@ -62,7 +45,10 @@ class Initialiser:
     """
 
     kind: str
+    #: seed of the stream, 0 <= seed < 2**64. Must be 0 for ``"constant"``, which draws nothing.
     seed: int
+    #: ``(mean, std)``, ``(low, high)`` or ``(value,)``, all finite, std >= 0 and low <= high; parameters of the random
+    #: kinds are at most 1e30 in magnitude, so that float32 holds every draw
     parameters: tuple[float, ...]
 
     def __post_init__(self) -> None:
@@ -105,8 +91,6 @@ class Initialiser:
     def largest(self) -> float:
         """A magnitude that no element exceeds.
 
-        Examples
-        --------
         >>> Initialiser.uniform(seed=1, low=-2.0, high=1.0).largest
         2.0
         """
@@ -118,21 +102,9 @@ class Initialiser:
     def materialise(self, shape: Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
         """Make the array that this initialiser describes.
 
-        Parameters
-        ----------
-        shape : sequence of int
-            Dimensions, in elements; ``()`` for a scalar.
-        dtype : numpy dtype, optional
-            float32 for the random kinds; any numeric type that holds the value exactly for ``"constant"``
-            (float types round it).
+        `shape`: dimensions, in elements; ``()`` for a scalar. `dtype`: float32 for the random kinds; any numeric type
+        that holds the value exactly for ``"constant"`` (float types round it).
 
-        Raises
-        ------
-        GraphError
-            If a dimension is negative, or the data type cannot hold the values.
-
-        Examples
-        --------
         >>> Initialiser.uniform(seed=1, low=0.5, high=1.5).materialise((3,)).dtype
         dtype('float32')
         """
@@ -168,10 +140,7 @@ class Initialiser:
     def check_fits(self, dtype: npt.DTypeLike) -> None:
         """Check that a data type holds the value; draws are always float32.
 
-        Raises
-        ------
-        GraphError
-            The data type cannot hold it.
+        Raises GraphError if the data type cannot hold it.
         """
         if self.kind == "constant":
             self._check_value(np.dtype(dtype))
@@ -197,8 +166,6 @@ class Initialiser:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object, ``{"kind": …, "seed": …, <parameter>: …}``.
 
-        Examples
-        --------
         >>> Initialiser.uniform(seed=3, low=0.0, high=1.0).to_json()
         {'kind': 'uniform', 'seed': 3, 'low': 0.0, 'high': 1.0}
         """
@@ -207,13 +174,7 @@ class Initialiser:
 
     @classmethod
     def from_json(cls, data: object) -> Initialiser:
-        """Read the JSON object that :meth:`to_json` wrote.
-
-        Raises
-        ------
-        GraphError
-            If it is not an object, the kind is unknown, a key is missing or unknown, or a value breaks a rule.
-        """
+        """Read the JSON object that :meth:`to_json` wrote."""
         if not isinstance(data, Mapping):
             raise GraphError(f"initialiser: expected a JSON object, got {type(data).__name__}")
         if "kind" not in data:

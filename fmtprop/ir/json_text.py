@@ -23,13 +23,6 @@ _LEAST_INTEGER, _MOST_INTEGER = -(2**63), 2**64 - 1
 def parse_json(text: str) -> Any:
     """Return the data of a JSON text.
 
-    Raises
-    ------
-    GraphError
-        The text is not JSON, or has one of the flaws above.
-
-    Examples
-    --------
     >>> parse_json('{"size": [1, 2.5]}')
     {'size': [1, 2.5]}
     """

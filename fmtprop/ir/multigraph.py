@@ -12,12 +12,7 @@ Edges = dict[str, dict[str, dict[str, dict[str, Any]]]]
 class Multigraph:
     """A directed graph with data on its nodes, and any number of edges between two of them, each with a key.
 
-    Attributes
-    ----------
-    nodes : dict
-        Name -> data.
-    succ, pred : dict
-        Name -> reader or producer -> key -> data; an edge's data is the same object in both.
+    `succ`, `pred`: name -> reader or producer -> key -> data; an edge's data is the same object in both.
     """
 
     __slots__ = ("nodes", "pred", "succ")

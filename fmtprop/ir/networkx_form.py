@@ -49,8 +49,6 @@ _POST_OP_KEYS = ("op", "attrs", "operand", "origin", "bias")
 def to_networkx(graph: Graph) -> nx.MultiDiGraph[str]:
     """Return the graph as plain networkx data; edits of the result do not change the graph.
 
-    Examples
-    --------
     >>> from fmtprop.ir import Graph
     >>> from fmtprop.ops import Eltwise, emit
     >>> g = Graph("tiny")
@@ -101,19 +99,8 @@ def _plain_post_op(post_op: PostOp) -> dict[str, Any]:
 def from_networkx(nxg: nx.MultiDiGraph[str], graph_of: type[Graph]) -> Graph:
     """Build a graph from plain networkx data.
 
-    Parameters
-    ----------
-    nxg : networkx.MultiDiGraph
-        The form in the module's docstring. A node without ``order`` goes right before its first reader, as with
-        :meth:`Graph.insert`; inputs, outputs and nodes without readers go last, in the order of adding.
-    graph_of : type
-        The class of graphs.
-
-    Raises
-    ------
-    GraphError
-        An item is missing, unknown, of the wrong kind or unconnected, or ``structure`` does not fit the graph's inputs
-        and outputs; the message names node and attribute.
+    `nxg`: the form in the module's docstring. A node without ``order`` goes right before its first reader, as with
+    :meth:`Graph.insert`; inputs, outputs and nodes without readers go last, in the order of adding.
     """
     import networkx as nx
 
@@ -141,13 +128,7 @@ def from_networkx(nxg: nx.MultiDiGraph[str], graph_of: type[Graph]) -> Graph:
 
 
 def node_of(name: object, data: Mapping[str, Any]) -> Node:
-    """Return a node from plain data, of which nothing is trusted; its operands are edges.
-
-    Raises
-    ------
-    GraphError
-        An item is missing, unknown or of the wrong kind.
-    """
+    """Return a node from plain data, of which nothing is trusted; its operands are edges."""
     if not isinstance(name, str) or not name:
         raise GraphError(f"node {name!r}: a node's name must be non-empty text")
     _check_keys(f"node {name}", data, _NODE_KEYS, required=("op", "results"))

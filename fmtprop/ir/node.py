@@ -41,13 +41,7 @@ class Attrs:
 
     @classmethod
     def from_json(cls: type[A], data: Mapping[str, Any]) -> A:
-        """Build the attributes from the data of :meth:`to_json`.
-
-        Raises
-        ------
-        GraphError
-            A name is not an attribute of this op, or a required one is missing.
-        """
+        """Build the attributes from the data of :meth:`to_json`."""
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(data) - known)
         if unknown:
@@ -75,17 +69,10 @@ def _frozen(value: Any) -> Any:
 
 @dataclass(frozen=True, order=True, slots=True)
 class Value:
-    """One result of one node; an edge of the graph carries it.
-
-    Parameters
-    ----------
-    node : str
-        Name of the producer.
-    index : int
-        Index of the producer's result.
-    """
+    """One result of one node; an edge of the graph carries it."""
 
     node: str
+    #: index of the producer's result
     index: int = 0
 
     def __str__(self) -> str:
@@ -94,27 +81,16 @@ class Value:
 
 @dataclass(frozen=True)
 class PostOp:
-    """An operation that a primitive applies to its result before storing it.
+    """An operation that a primitive applies to its result before storing it."""
 
-    Parameters
-    ----------
-    op : str
-        ``"eltwise"``, ``"binary"``, ``"prelu"``, ``"sum"`` or ``"convolution"``. Sum reads the residual from the
-        destination's buffer, so its operand is overwritten. A convolution is depthwise, and may change the dims.
-    attrs : Attrs
-        The attributes of that op.
-    operand : str, optional
-        Name of the node's extra input (``"post_op_0"``…), which all but eltwise have; a convolution's weights.
-    origin : str
-        Origin of the absorbed node.
-    bias : str, optional
-        Name of a convolution's second extra input (``"post_op_0_bias"``…).
-    """
-
+    #: ``"eltwise"``, ``"binary"``, ``"prelu"``, ``"sum"`` or ``"convolution"``. Sum reads the residual from the
+    #: destination's buffer, so its operand is overwritten. A convolution is depthwise, and may change the dims.
     op: str
     attrs: Attrs
+    #: name of the node's extra input (``"post_op_0"``…), which all but eltwise have; a convolution's weights
     operand: str | None = None
     origin: str = ""
+    #: name of a convolution's second extra input (``"post_op_0_bias"``…)
     bias: str | None = None
 
     @property
@@ -126,8 +102,6 @@ class PostOp:
 def post_op_operand(index: int, part: str = "") -> str:
     """Return the name of an operand of a node's post-op; ``part`` is empty for the first operand.
 
-    Examples
-    --------
     >>> post_op_operand(0), post_op_operand(2, "bias")
     ('post_op_0', 'post_op_2_bias')
     """
@@ -136,76 +110,48 @@ def post_op_operand(index: int, part: str = "") -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """The decision on how a node runs: made by the format assignment, read by reports.
+    """The decision on how a node runs: made by the format assignment, read by reports."""
 
-    Parameters
-    ----------
-    target : str
-        The target: ``"onednn"``, ``"jit"``, ``"reference"``, ….
-    impl : str
-        Name of the implementation, such as ``"jit:avx512_core"``.
-    operands : mapping of str to MemoryDesc
-        Format of each operand as the node reads it.
-    reason : str
-        The rule that decided, in one sentence.
-    cost : float
-        Estimated or measured seconds.
-    handle : object
-        The target's object, which builds the executable (:class:`fmtprop.targets.executable.Implementation`).
-    """
-
+    #: the target: ``"onednn"``, ``"jit"``, ``"reference"``, …
     target: str
+    #: name of the implementation, such as ``"jit:avx512_core"``
     impl: str
+    #: format of each operand as the node reads it
     operands: Mapping[str, MemoryDesc]
+    #: the rule that decided, in one sentence
     reason: str = ""
+    #: estimated or measured seconds
     cost: float = 0.0
+    #: the target's object, which builds the executable (:class:`fmtprop.targets.executable.Implementation`)
     handle: Any = None
 
 
 @dataclass(frozen=True)
 class Node:
-    """One op of a graph.
-
-    Parameters
-    ----------
-    name : str
-        Unique in its graph.
-    op : str
-        Name of the op's declaration in :mod:`fmtprop.ops`.
-    attrs : Attrs
-        The op's attributes.
-    results : tuple of TensorType
-        Logical type of each result.
-    post_ops : tuple of PostOp
-        Fused post-ops, in the order of application.
-    descs : tuple of MemoryDesc
-        Format of each result; empty until formats are assigned.
-    choice : Choice, optional
-        The decision on how the node runs; ``None`` until formats are assigned.
-    origin : str
-        Origin in the user's model, such as ``"layer1.0.conv1"``.
-    exact : bool
-        Whether NaN and infinities in its results must be PyTorch's; implementations that lose some must not run it.
-    phase : {"", "backward"}
-        Phase of an input or an output: ``"backward"`` if it belongs to the second entry point of a graph with two.
-    grids : mapping of str to Grid
-        Operands and results, by name, of which all numbers lie on a grid: they may be bytes. (A fact about the graph,
-        found by :class:`~fmtprop.passes.precision.mark_grids.MarkGrids`; a constant's is given.)
-    """
+    """One op of a graph."""
 
     #: ops without computation: the graph's inputs, outputs and data
     BOUNDARY: ClassVar[frozenset[str]] = frozenset({"input", "constant", "output"})
 
     name: str
+    #: name of the op's declaration in :mod:`fmtprop.ops`
     op: str
     attrs: Attrs
     results: tuple[TensorType, ...]
+    #: fused post-ops, in the order of application
     post_ops: tuple[PostOp, ...] = ()
+    #: format of each result; empty until formats are assigned
     descs: tuple[MemoryDesc, ...] = ()
+    #: the decision on how the node runs; ``None`` until formats are assigned
     choice: Choice | None = None
+    #: origin in the user's model, such as ``"layer1.0.conv1"``
     origin: str = ""
+    #: whether NaN and infinities in its results must be PyTorch's; implementations that lose some must not run it
     exact: bool = False
+    #: phase of an input or an output: ``"backward"`` if it belongs to the second entry point of a graph with two
     phase: str = ""
+    #: operands and results, by name, of which all numbers lie on a grid: they may be bytes. (A fact about the graph,
+    #: found by :class:`~fmtprop.passes.precision.mark_grids.MarkGrids`; a constant's is given.)
     grids: Mapping[str, Grid] = field(default_factory=lambda: NO_GRIDS, compare=False)
     #: types of operands with which its results agree, if that is known: a node never changes, so it stays true
     agreed: Mapping[str, TensorType] | None = field(default=None, init=False, repr=False, compare=False)

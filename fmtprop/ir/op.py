@@ -48,30 +48,20 @@ class Category(Enum):
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of an op.
+    """One operand of an op."""
 
-    Parameters
-    ----------
-    name : str
-        oneDNN's name: ``"src"``, ``"weights"``, ``"bias"``…; a variadic operand's inputs are ``name_0``, ``name_1``….
-    arg : str
-        Name in :class:`fmtprop.dnnl.Arg` by which the primitive takes it, such as ``"WEIGHTS"``; empty if only the
-        reference reads it.
-    optional : bool
-        Whether it may be absent.
-    variadic : bool
-        Whether it stands for one or more inputs.
-    parameter : bool
-        A learned tensor (weights, bias, statistics) rather than an activation: its format is the op's own affair.
-    wide : bool
-        Whether it stays f32 where the op computes in a narrower type: a sum over time, or a gradient.
-    """
-
+    #: oneDNN's name: ``"src"``, ``"weights"``, ``"bias"``…; a variadic operand's inputs are ``name_0``, ``name_1``…
     name: str
+    #: name in :class:`fmtprop.dnnl.Arg` by which the primitive takes it, such as ``"WEIGHTS"``; empty if only the
+    #: reference reads it
     arg: str
+    #: whether it may be absent
     optional: bool = False
+    #: whether it stands for one or more inputs
     variadic: bool = False
+    #: a learned tensor (weights, bias, statistics) rather than an activation: its format is the op's own affair
     parameter: bool = False
+    #: whether it stays f32 where the op computes in a narrower type: a sum over time, or a gradient
     wide: bool = False
 
     @property
@@ -89,62 +79,37 @@ class Operand:
 
 @dataclass(frozen=True)
 class Lowering:
-    """A primitive descriptor, and functions that read the op's formats from it.
-
-    Parameters
-    ----------
-    pd : PrimitiveDesc
-        The first implementation that oneDNN offers.
-    resolve : callable
-        From a primitive descriptor (this one, or a later implementation) to the MemoryDesc of each operand and
-        result by name, in the op's own logical dimensions; raises FormatError where they cannot express a format.
-    tail : callable, optional
-        From a post-op operand's MemoryDesc as the primitive sees it, and its dims in the op, to the MemoryDesc in the
-        op's dimensions; None where the two are the same.
-    """
+    """A primitive descriptor, and functions that read the op's formats from it."""
 
     pd: PrimitiveDesc
+    #: from a primitive descriptor (this one, or a later implementation) to the MemoryDesc of each operand and result by
+    #: name, in the op's own logical dimensions; raises FormatError where they cannot express a format
     resolve: Callable[[PrimitiveDesc], Mapping[str, MemoryDesc]]
+    #: from a post-op operand's MemoryDesc as the primitive sees it, and its dims in the op, to the MemoryDesc in the
+    #: op's dimensions; None where the two are the same
     tail: Callable[[MemoryDesc, tuple[int, ...]], MemoryDesc] | None = None
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A small problem of an op, for the tests that hold for every op.
-
-    Parameters
-    ----------
-    name : str
-        Unique within the op.
-    attrs : Attrs
-        The attributes.
-    types : mapping of str to TensorType
-        Type of each operand by name.
-    low, high : float
-        Range of the random input data, where the op needs one (logarithms, variances).
-    """
+    """A small problem of an op, for the tests that hold for every op."""
 
     name: str
     attrs: Attrs
     types: Mapping[str, TensorType]
+    #: `low`, `high`: range of the random input data, where the op needs one (logarithms, variances)
     low: float = -1.0
     high: float = 1.0
 
 
 @dataclass(frozen=True)
 class PostOpForm:
-    """Form of an op as a post-op of another op's primitive.
+    """Form of an op as a post-op of another op's primitive."""
 
-    Parameters
-    ----------
-    kind : str
-        oneDNN's: ``"eltwise"``, ``"binary"``, ``"sum"``, ``"prelu"`` or ``"convolution"`` (depthwise).
-    append : callable
-        ``(attrs, dnnl.PostOps, native descs of the operands after the first, data type of dst)``: appends the post-op.
-        UnsupportedOpError where oneDNN has none for these attributes.
-    """
-
+    #: oneDNN's: ``"eltwise"``, ``"binary"``, ``"sum"``, ``"prelu"`` or ``"convolution"`` (depthwise)
     kind: str
+    #: ``(attrs, dnnl.PostOps, native descs of the operands after the first, data type of dst)``: appends the post-op.
+    #: UnsupportedOpError where oneDNN has none for these attributes.
     append: Callable[[Any, PostOps, Sequence[NativeDesc], DataType], object]
 
 
@@ -188,147 +153,96 @@ def _few(dims: Mapping[str, tuple[int, ...]]) -> int:
 
 @dataclass(frozen=True)
 class OpDef:
-    """Declaration of an op.
+    """Declaration of an op."""
 
-    Parameters
-    ----------
-    name : str
-        oneDNN's primitive name, or the field's name for views.
-    attrs : type of Attrs
-        Class of the attributes.
-    operands : tuple of Operand
-        In oneDNN's order.
-    category : Category
-        Row of the propagation table.
-    infer : callable
-        ``(attrs, types by operand) -> result types``; raises ShapeError without naming the node (the caller adds it).
-    reference : callable
-        ``(attrs, torch tensors by operand) -> result tensors``; the meaning of the op, in plain PyTorch.
-    operator : callable, optional
-        ``(attrs, torch tensors by operand, result tensors) -> call without arguments``: PyTorch's operator, ready to
-        write its results directly to these tensors, at the speed that a user of PyTorch gets; None for attributes that
-        it cannot run so. The operands may have any plain formats, of the data type of the results; an element-wise
-        op's result may be its operand. Otherwise the op runs on PyTorch by `reference`.
-    primitive : callable, optional
-        ``(attrs, native descs by operand and result, primitive attr) -> Lowering``; pure. For inference.
-    equivalents : tuple of callable
-        Other primitives that compute the same from the same operands, each given under its own execution argument;
-        same signature as `primitive`. UnsupportedOpError or FormatError where one does not apply.
-    view : callable, optional
-        ``(attrs, desc of src, result type) -> desc of dst``; raises FormatError where the format cannot take it.
-    inverse : callable, optional
-        ``(attrs, desc of dst, type of src) -> desc of src`` from which the view makes that one; raises FormatError
-        where there is none. So a good format for a view's reader becomes a format to try for the source's producer.
-    parts : callable, optional
-        ``(attrs, desc of dst, types by operand) -> desc of each operand within dst``, or None if they would not be
-        dense. For an op that only puts its sources side by side, so that no data must move.
-    results : tuple of Operand
-        Names of the results, and of their arguments; a result beyond these is ``dst_1``, ``dst_2``… by its index.
-    linear : Linear, optional
-        Positions of the products that the op sums; None if it sums none.
-    elementwise : bool
-        Whether each element of the result depends only on the same element of each source.
-    spreads : bool
-        Whether an infinity becomes NaN, or spreads over a whole window: checks give no mask through such an op.
-    positive : callable
-        ``attrs -> operands`` to which a check gives positive numbers: divisors, variances, arguments of logarithms.
-    factor : callable
-        ``(operand, dims) -> power of two`` by which a check multiplies the numbers of an operand: an op that reads its
-        own results would amplify rounding errors with large weights.
-    summands : callable
-        ``dims by operand -> count`` of numbers that a primitive may add one after the other in f32, with sums that are
-        not exact. Rounding errors grow with this count, and so does the tolerance of a check.
-    sliced : callable, optional
-        ``(attrs, batch, images) -> attributes`` with which the op computes so many images of a batch from these images
-        of its sources, or None if an image depends on others. Without it, the op cannot be sliced.
-    cost : Cost
-        Its costs.
-    checkable : callable
-        ``attrs -> bool``: whether a check may choose the numbers of all operands. It may not if another call must make
-        one of them from the others, such as indices or a workspace.
-    any_strides : callable
-        ``attrs -> bool``: whether `reference` is right for operands of any strides. Some operators of PyTorch are not;
-        they get row-major operands.
-    narrows : callable
-        ``attrs -> bool``: whether a call of PyTorch gives results of its operands' type, as accurate in a narrower one:
-        it selects numbers, or adds a few.
-    positions : callable
-        ``attrs -> operands`` with numbers that are positions in another operand: these are not computed in a narrower
-        type, since its steps grow with the distance from 0.
-    repeated : callable
-        ``attrs -> operands`` that the operator reads faster as a view that repeats numbers along axes (``expand``) than
-        as a copy of it.
-    reads : Reads
-        Which plain formats PyTorch's operator works on without a copy.
-    bytes : callable
-        ``attrs -> Bytes``: what its primitive does with bytes that stand for real numbers.
-    loses : callable
-        ``attrs -> names``: the special values for which some implementation of the primitive, or of the post-op,
-        differs from PyTorch: ``"nan"``, ``"inf"``, and ``"extremum"`` where the largest or smallest of
-        infinities alone is a finite number (docs/numerics.md). oneDNN's reference implementations do not count.
-    post_ops : frozenset of str
-        Kinds of post-op (:class:`PostOpForm`) that the primitive can absorb.
-    eltwise_algs : frozenset of str, optional
-        Algorithms of the eltwise post-ops that the primitive can absorb; None for all.
-    absorbs : bool
-        Whether it does absorb them. It does not if the library then has reference loops only, or if kernels of our own,
-        which take no post-ops, run faster.
-    as_post_op : PostOpForm, optional
-        Its form as a post-op of the op before it; None if it has none.
-    inplace : frozenset of str
-        Operands of which dst may take the buffer if both have the same descriptor: element-wise ops, softmax, ….
-    short : str
-        Stem of node names: ``"conv"`` for convolution.
-    torch : mapping of str to Importer
-        ATen overload names to importers, such as ``"aten.relu.default"``.
-    onnx : Onnx, optional
-        The op as ONNX nodes. Without it, PyTorch's exporter writes the op's `reference`.
-    samples : callable
-        Small problems; at least one.
-
-    Raises
-    ------
-    GraphError
-        The declaration is incomplete, so that a missing facet cannot reach run time.
-    """
-
+    #: oneDNN's primitive name, or the field's name for views
     name: str
     attrs: type[Attrs]
     operands: tuple[Operand, ...]
     category: Category
+    #: ``(attrs, types by operand) -> result types``; raises ShapeError without naming the node (the caller adds it)
     infer: Infer
+    #: ``(attrs, torch tensors by operand) -> result tensors``; the meaning of the op, in plain PyTorch
     reference: Reference
+    #: small problems; at least one
     samples: Callable[[], Iterable[Sample]]
+    #: ``(attrs, torch tensors by operand, result tensors) -> call without arguments``: PyTorch's operator, ready to
+    #: write its results directly to these tensors, at the speed that a user of PyTorch gets; None for attributes that
+    #: it cannot run so. The operands may have any plain formats, of the data type of the results; an element-wise op's
+    #: result may be its operand. Otherwise the op runs on PyTorch by `reference`.
     operator: Operator | None = None
+    #: ``(attrs, native descs by operand and result, primitive attr) -> Lowering``; pure. For inference.
     primitive: Primitive | None = None
+    #: other primitives that compute the same from the same operands, each given under its own execution argument; same
+    #: signature as `primitive`. UnsupportedOpError or FormatError where one does not apply.
     equivalents: tuple[Primitive, ...] = ()
+    #: ``(attrs, desc of src, result type) -> desc of dst``; raises FormatError where the format cannot take it
     view: View | None = None
+    #: ``(attrs, desc of dst, type of src) -> desc of src`` from which the view makes that one; raises FormatError where
+    #: there is none. So a good format for a view's reader becomes a format to try for the source's producer.
     inverse: Inverse | None = None
+    #: ``(attrs, desc of dst, types by operand) -> desc of each operand within dst``, or None if they would not be
+    #: dense. For an op that only puts its sources side by side, so that no data must move.
     parts: Parts | None = None
+    #: names of the results, and of their arguments; a result beyond these is ``dst_1``, ``dst_2``… by its index
     results: tuple[Operand, ...] = (Operand("dst", "DST"),)
+    #: positions of the products that the op sums; None if it sums none
     linear: Linear | None = None
+    #: whether each element of the result depends only on the same element of each source
     elementwise: bool = False
+    #: whether an infinity becomes NaN, or spreads over a whole window: checks give no mask through such an op
     spreads: bool = False
+    #: ``attrs -> operands`` to which a check gives positive numbers: divisors, variances, arguments of logarithms
     positive: Callable[[Any], frozenset[str]] = _nothing
+    #: ``(operand, dims) -> power of two`` by which a check multiplies the numbers of an operand: an op that reads its
+    #: own results would amplify rounding errors with large weights
     factor: Callable[[str, tuple[int, ...]], float] = _same
+    #: ``dims by operand -> count`` of numbers that a primitive may add one after the other in f32, with sums that are
+    #: not exact. Rounding errors grow with this count, and so does the tolerance of a check.
     summands: Callable[[Mapping[str, tuple[int, ...]]], int] = _few
+    #: ``(attrs, batch, images) -> attributes`` with which the op computes so many images of a batch from these images
+    #: of its sources, or None if an image depends on others. Without it, the op cannot be sliced.
     sliced: Sliced | None = None
     cost: Cost = field(default_factory=Cost)
+    #: ``attrs -> bool``: whether a check may choose the numbers of all operands. It may not if another call must make
+    #: one of them from the others, such as indices or a workspace.
     checkable: Callable[[Any], bool] = _always
+    #: ``attrs -> bool``: whether `reference` is right for operands of any strides. Some operators of PyTorch are not;
+    #: they get row-major operands.
     any_strides: Callable[[Any], bool] = _always
+    #: ``attrs -> bool``: whether a call of PyTorch gives results of its operands' type, as accurate in a narrower one:
+    #: it selects numbers, or adds a few
     narrows: Callable[[Any], bool] = _never
+    #: ``attrs -> operands`` with numbers that are positions in another operand: these are not computed in a narrower
+    #: type, since its steps grow with the distance from 0
     positions: Callable[[Any], frozenset[str]] = _nothing
+    #: ``attrs -> operands`` that the operator reads faster as a view that repeats numbers along axes (``expand``) than
+    #: as a copy of it
     repeated: Callable[[Any], frozenset[str]] = _nothing
+    #: which plain formats PyTorch's operator works on without a copy
     reads: Reads = Reads.ANY
+    #: ``attrs -> Bytes``: what its primitive does with bytes that stand for real numbers
     bytes: Callable[[Any], Bytes] = _in_reals
+    #: ``attrs -> names``: the special values for which some implementation of the primitive, or of the post-op, differs
+    #: from PyTorch: ``"nan"``, ``"inf"``, and ``"extremum"`` where the largest or smallest of infinities alone is a
+    #: finite number (docs/numerics.md). oneDNN's reference implementations do not count.
     loses: Callable[[Any], frozenset[str]] = _nothing
+    #: kinds of post-op (:class:`PostOpForm`) that the primitive can absorb
     post_ops: frozenset[str] = frozenset()
+    #: algorithms of the eltwise post-ops that the primitive can absorb; None for all
     eltwise_algs: frozenset[str] | None = None
+    #: whether it does absorb them. It does not if the library then has reference loops only, or if kernels of our own,
+    #: which take no post-ops, run faster.
     absorbs: bool = True
+    #: its form as a post-op of the op before it; None if it has none
     as_post_op: PostOpForm | None = None
+    #: operands of which dst may take the buffer if both have the same descriptor: element-wise ops, softmax, …
     inplace: frozenset[str] = frozenset()
+    #: stem of node names: ``"conv"`` for convolution
     short: str = ""
+    #: ATen overload names to importers, such as ``"aten.relu.default"``
     torch: Mapping[str, Importer] = field(default_factory=dict)
+    #: the op as ONNX nodes. Without it, PyTorch's exporter writes the op's `reference`.
     onnx: Onnx | None = None
 
     def __post_init__(self) -> None:
@@ -354,26 +268,14 @@ class OpDef:
         return set()
 
     def operand(self, name: str) -> Operand:
-        """Return the declaration of an operand; ``src_2`` finds the variadic ``src``.
-
-        Raises
-        ------
-        GraphError
-            The op has no such operand.
-        """
+        """Return the declaration of an operand; ``src_2`` finds the variadic ``src``."""
         for operand in self.operands:
             if operand.index_of(name) is not None:
                 return operand
         raise GraphError(f"op {self.name} has no operand {name!r}; it has {[o.name for o in self.operands]}")
 
     def check_operands(self, names: Iterable[str]) -> None:
-        """Check that the operand names fit the declaration.
-
-        Raises
-        ------
-        GraphError
-            One is missing or unknown.
-        """
+        """Check that the operand names fit the declaration."""
         names = tuple(names)
         if names in self._checked:
             return
@@ -390,13 +292,7 @@ OPSET: dict[str, OpDef] = {}
 
 
 def opdef(name: str) -> OpDef:
-    """Return the declaration of an op.
-
-    Raises
-    ------
-    GraphError
-        There is none of that name.
-    """
+    """Return the declaration of an op."""
     try:
         return OPSET[name]
     except KeyError:

@@ -27,10 +27,7 @@ _SPELLED = {int: "an integer of 64 bits", float: "a number within the range of f
 def attrs_class(op: str) -> type[Attrs]:
     """Return the class of an op's attributes; boundary ops (input, constant, output) have none.
 
-    Raises
-    ------
-    GraphError
-        There is no such op.
+    Raises GraphError if there is no such op.
     """
     return Attrs if op in Node.BOUNDARY else opdef(op).attrs
 
@@ -38,13 +35,6 @@ def attrs_class(op: str) -> type[Attrs]:
 def attrs_from_plain(op: str, data: object) -> Attrs:
     """Build an op's attributes from a plain dictionary.
 
-    Raises
-    ------
-    GraphError
-        The data is not a mapping, the op is unknown, or an attribute is unknown, missing, of a wrong type or refused.
-
-    Examples
-    --------
     >>> import fmtprop.ops
     >>> attrs_from_plain("eltwise", {"alg": "relu"})
     Eltwise(alg='relu', alpha=0.0, beta=0.0)
@@ -67,13 +57,6 @@ def attrs_from_plain(op: str, data: object) -> Attrs:
 def record_of(cls: type[R], data: object) -> R:
     """Build a frozen dataclass of plain fields from a plain dictionary, of which nothing is trusted.
 
-    Raises
-    ------
-    GraphError
-        The data is not a mapping, or a field is unknown, missing or of a wrong type.
-
-    Examples
-    --------
     >>> from fmtprop.ir.types import TensorType
     >>> record_of(TensorType, {"dims": [1, 2], "dtype": "f32"})
     f32[1,2]
@@ -108,8 +91,6 @@ def frozen(value: Any) -> Any:
 def fits(value: Any, hint: Any) -> bool:
     """Return whether a plain value fits a field with this annotation; lists mean tuples.
 
-    Examples
-    --------
     >>> fits([1, 2], tuple[int, ...]), fits(True, int), fits(1, float), fits("f32", DataType)
     (True, False, True, True)
     """

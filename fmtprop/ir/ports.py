@@ -30,25 +30,14 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One operand or result of one node.
+    """One operand or result of one node."""
 
-    Parameters
-    ----------
-    name : str
-        The name in the graph's edges, in a choice's formats and in pins.
-    role : Role
-        Role of the port.
-    declared : Operand
-        Declaration in the op; for a post-op's operand, in the post-op's op.
-    index : int
-        Index among the inputs of a variadic operand, among the node's post-ops, or among the results.
-    post_op : PostOp, optional
-        The post-op that reads it.
-    """
-
+    #: the name in the graph's edges, in a choice's formats and in pins
     name: str
     role: Role
+    #: declaration in the op; for a post-op's operand, in the post-op's op
     declared: Operand
+    #: index among the inputs of a variadic operand, among the node's post-ops, or among the results
     index: int = 0
     post_op: PostOp | None = None
 
@@ -56,10 +45,7 @@ class Port:
 def port(node: Node, name: str) -> Port:
     """Return the port of a node with a name.
 
-    Raises
-    ------
-    GraphError
-        The node has no such port.
+    Raises GraphError if the node has no such port.
     """
     for index, post_op in enumerate(node.post_ops):
         if name in post_op.operands:
@@ -95,8 +81,6 @@ def sources(node: Node, names: Iterable[str]) -> list[str]:
 def result_names(node: Node) -> tuple[str, ...]:
     """Return the names of a node's results: as its op declares them, or ``dst_1``, ``dst_2``… by their index.
 
-    Examples
-    --------
     >>> import fmtprop.ops
     >>> from fmtprop.ir import TensorType
     >>> node = Node("split_0", "aten", fmtprop.ops.HostCall("aten.split.Tensor", "{}"), (TensorType((2,)),) * 3)

@@ -20,12 +20,7 @@ def named_operands(post_op: PostOp, given: Iterable[T]) -> dict[str, T]:
 def types_along(node: Node, types: Mapping[str, TensorType]) -> tuple[list[TensorType], tuple[TensorType, ...]]:
     """Infer the first result of a node before each of its post-ops, and all results after the last.
 
-    Raises
-    ------
-    ShapeError
-        Operands do not fit.
-    GraphError
-        A post-op lacks an operand.
+    Raises ShapeError if operands do not fit, and GraphError if a post-op lacks an operand.
     """
     if not node.post_ops:
         return [], opdef(node.op).infer(node.attrs, types)

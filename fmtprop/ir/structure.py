@@ -28,14 +28,9 @@ _NAMED_TUPLES: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 @dataclass(frozen=True)
 class Slot:
-    """The position of a tensor in a nested structure.
+    """The position of a tensor in a nested structure."""
 
-    Parameters
-    ----------
-    index : int
-        Position in the flat list of graph inputs or outputs, from 0.
-    """
-
+    #: position in the flat list of graph inputs or outputs, from 0
     index: int
 
 
@@ -45,18 +40,9 @@ class Slot:
 def describe(positional: Sequence[tuple[str, Any]], keyword: Sequence[tuple[str, Any]], results: Any) -> str:
     """Describe the nesting of arguments and results.
 
-    Parameters
-    ----------
-    positional : sequence of (str, object)
-        Name and structure of each positional argument, in order; a :class:`Slot` replaces every tensor.
+    `positional`: name and structure of each positional argument, in order; a :class:`Slot` replaces every tensor.
+    Raises ImportModelError if a dictionary has a key that JSON cannot express.
 
-    Raises
-    ------
-    ImportModelError
-        A dictionary has a key that JSON cannot express.
-
-    Examples
-    --------
     >>> text = describe([("x", Slot(0)), ("scale", 2.0)], [], {"y": Slot(0), "rest": [Slot(1), None]})
     >>> restructure(text, ["a", "b"])
     {'y': 'a', 'rest': ['b', None]}
@@ -107,8 +93,6 @@ def _encode_items(tree: Mapping[Any, Any]) -> list[Any]:
 def is_container(kind: type) -> bool:
     """Return whether the tensors inside objects of a class can be described; other objects are compared as a whole.
 
-    Examples
-    --------
     >>> is_container(dict), is_container(set)
     (True, False)
     """
@@ -133,27 +117,11 @@ def _class_name(tree: Any) -> str:
 def restructure(structure: str, outputs: Sequence[Any]) -> Any:
     """Return flat outputs in the nesting of the model's results.
 
-    Parameters
-    ----------
-    structure : str
-        Text from :func:`describe`; ``""`` means a single output or a flat tuple.
-    outputs : sequence
-        The outputs of the graph, in order.
+    `structure`: text from :func:`describe`; ``""`` means a single output or a flat tuple. Result: tuples, lists and
+    dicts as the model returned them. A named tuple has the model's class if this process imported the model, else one
+    with the same name and fields. An object (such as a ``transformers`` ``ModelOutput``) is rebuilt if its class is
+    registered with torch's pytree; otherwise it becomes a dict.
 
-    Returns
-    -------
-    object
-        Tuples, lists and dicts as the model returned them. A named tuple has the model's class if this process imported
-        the model, else one with the same name and fields. An object (such as a ``transformers`` ``ModelOutput``) is
-        rebuilt if its class is registered with torch's pytree; otherwise it becomes a dict.
-
-    Raises
-    ------
-    GraphError
-        The text is malformed, or refers to an output that does not exist.
-
-    Examples
-    --------
     >>> restructure("", ["only"]), restructure("", ["a", "b"])
     ('only', ('a', 'b'))
     """
@@ -214,20 +182,8 @@ def _registered_class(name: str) -> type | None:
 def nested_alike(structure: str, flat: str) -> str:
     """Return the description of a model's call for other sizes: results that are sizes take their places.
 
-    Parameters
-    ----------
-    structure : str
-        The description for some sizes.
-    flat : str
-        The description for others, with results in a flat tuple.
+    `flat`: the description for others, with results in a flat tuple.
 
-    Raises
-    ------
-    GraphError
-        The results differ in number.
-
-    Examples
-    --------
     >>> one = describe([("x", Slot(0))], [], {"y": [Slot(0)], "rows": 2})
     >>> restructure(nested_alike(one, describe([("arg", Slot(0))], [], (Slot(0), 3))), ["a"])
     {'y': ['a'], 'rows': 3}
@@ -261,8 +217,6 @@ def _with_leaves(spec: Any, leaves: Iterator[Any]) -> Any:
 def argument_names(structure: str) -> list[str]:
     """Return the names of the model's arguments in order; empty if inputs have only positions.
 
-    Examples
-    --------
     >>> argument_names(describe([("x", Slot(0))], [("mode", "fast")], Slot(0))), argument_names("")
     (['x', 'mode'], [])
     """
@@ -275,16 +229,7 @@ def argument_names(structure: str) -> list[str]:
 def flatten_arguments(structure: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Flatten a call's arguments into the inputs of the graph.
 
-    Parameters
-    ----------
-    structure : str
-        Text from :func:`describe`; ``""`` means positional inputs.
-
-    Raises
-    ------
-    InputError
-        An argument is missing, unknown, given twice or nested differently than at import; or it is not a tensor and
-        differs from its value at import.
+    `structure`: text from :func:`describe`; ``""`` means positional inputs.
     """
     if not structure:
         if kwargs:
@@ -386,13 +331,7 @@ def _has_slot(spec: Any) -> bool:
 
 @lru_cache(maxsize=256)  # called in every run of a model; callers must not change the result
 def parsed(structure: str) -> Any:
-    """Return a description as plain data: an object with three parts; their content is not checked.
-
-    Raises
-    ------
-    GraphError
-        The text is not such an object.
-    """
+    """Return a description as plain data: an object with three parts; their content is not checked."""
     try:
         data = json.loads(structure)
     except ValueError as error:

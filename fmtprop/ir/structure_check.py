@@ -30,19 +30,8 @@ _MOST_LEVELS = 100
 def check_structure(structure: str, inputs: int, outputs: int) -> None:
     """Check a description of arguments and results against a graph.
 
-    Parameters
-    ----------
-    structure : str
-        The description; ``""`` means flat tensors and needs no check.
+    `structure`: the description; ``""`` means flat tensors and needs no check.
 
-    Raises
-    ------
-    GraphError
-        The text is not JSON, has parts of the wrong kind, refers to missing tensors, or does not contain each input
-        exactly once.
-
-    Examples
-    --------
     >>> from fmtprop.ir.structure import Slot, describe
     >>> text = describe([("x", Slot(0))], [], [Slot(0), Slot(1)])
     >>> check_structure(text, 1, 2)

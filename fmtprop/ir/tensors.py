@@ -55,8 +55,6 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     """Return nested tuples, lists and dictionaries with a function's result in place of each tensor.
 
-    Examples
-    --------
     >>> map_tensors({"x": [torch.ones(2), 3]}, torch.numel)
     {'x': [2, 3]}
     """
@@ -72,8 +70,6 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 def torch_dtype(dtype: DataType) -> torch.dtype:
     """Return the torch dtype of a data type.
 
-    Examples
-    --------
     >>> torch_dtype(DataType.BF16)
     torch.bfloat16
     """
@@ -81,13 +77,7 @@ def torch_dtype(dtype: DataType) -> torch.dtype:
 
 
 def data_type(dtype: torch.dtype) -> DataType:
-    """Return the data type of a torch dtype.
-
-    Raises
-    ------
-    GraphError
-        The dtype has no data type (complex and quantized types).
-    """
+    """Return the data type of a torch dtype."""
     try:
         return _FROM_TORCH[dtype]
     except KeyError:
@@ -97,13 +87,6 @@ def data_type(dtype: torch.dtype) -> DataType:
 def tensor_type(tensor: torch.Tensor) -> TensorType:
     """Return the logical type of a torch tensor; strides do not matter.
 
-    Raises
-    ------
-    GraphError
-        A graph holds no such tensor: it is sparse, or its dtype has no data type.
-
-    Examples
-    --------
     >>> tensor_type(torch.zeros(2, 3, dtype=torch.bfloat16))
     bf16[2,3]
     """
@@ -118,13 +101,6 @@ def tensor_type(tensor: torch.Tensor) -> TensorType:
 def materialise(data: Any, type_: TensorType) -> torch.Tensor:
     """Return a constant's data as a torch tensor.
 
-    Raises
-    ------
-    GraphError
-        The data has another class, or its type is not the declared one.
-
-    Examples
-    --------
     >>> materialise(Initialiser.constant(2.0), TensorType((2,), "bf16"))
     tensor([2., 2.], dtype=torch.bfloat16)
     """
@@ -147,10 +123,7 @@ def is_fresh(data: Constant) -> bool:
 def defer(graph: Graph, *, lent: bool = False) -> Graph:
     """Return the same graph with deferred large constants: passes do not make them before they are read.
 
-    Parameters
-    ----------
-    lent : bool
-        Whether a plan may read the tensors where they are.
+    `lent`: whether a plan may read the tensors where they are.
     """
     late = graph.copy()
     for name, data in graph.constants.items():

@@ -14,24 +14,13 @@ from fmtprop.layout import DataType
 class TensorType:
     """Dimensions and data type of a tensor; no format.
 
-    Parameters
-    ----------
-    dims : sequence of int
-        Logical dimensions, outermost first; the order is fixed per primitive (SPEC M2).
-    dtype : DataType or str
-        Element type.
+    Raises ShapeError if a dimension is negative or not an integer.
 
-    Raises
-    ------
-    ShapeError
-        A dimension is negative or not an integer.
-
-    Examples
-    --------
     >>> TensorType((1, 3, 224, 224), "f32")
     f32[1,3,224,224]
     """
 
+    #: logical dimensions, outermost first; the order is fixed per primitive (SPEC M2)
     dims: tuple[int, ...]
     dtype: DataType
 

@@ -43,20 +43,12 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class Rule:
-    """One numbered rule.
+    """One numbered rule."""
 
-    Parameters
-    ----------
-    number : str
-        ``"V1"``, ``"V2"``, ….
-    stage : Stage
-        The first stage at which it holds.
-    check : callable
-        From a graph to its complaints, each naming node, operand and value; its docstring is the rule.
-    """
-
+    #: ``"V1"``, ``"V2"``, …
     number: str
     stage: Stage
+    #: from a graph to its complaints, each naming node, operand and value; its docstring is the rule
     check: Check
 
     @property
@@ -68,13 +60,8 @@ class Rule:
 def verify(graph: Graph, stage: Stage) -> None:
     """Check a graph against every rule of its stage.
 
-    Raises
-    ------
-    VerifyError
-        A rule is broken; the message names the rule, the node, the operand and the value.
+    Raises VerifyError if a rule is broken; the message names the rule, the node, the operand and the value.
 
-    Examples
-    --------
     >>> from fmtprop.ir import Graph
     >>> verify(Graph("empty"), Stage.IMPORTED)
     Traceback (most recent call last):
@@ -87,10 +74,7 @@ def verify(graph: Graph, stage: Stage) -> None:
 def verify_structure(graph: Graph) -> None:
     """Check only rules V1 to V5: names, operands, results, boundary and order, but neither types nor data.
 
-    Raises
-    ------
-    VerifyError
-        A rule is broken.
+    Raises VerifyError if a rule is broken.
     """
     _run(graph, _STRUCTURE)
 

@@ -89,20 +89,9 @@ _FREE_VECTORS = 8
 class Assembler:
     """A list of instructions under construction.
 
-    Parameters
-    ----------
-    isa : Isa
-        Instruction set of the vectors.
-    bf16 : bool
-        Whether numbers in memory are bf16 instead of f32; requires AVX-512 with bf16.
+    `bf16`: whether numbers in memory are bf16 instead of f32; requires AVX-512 with bf16. `number_nbytes`,
+    `vector_nbytes`: bytes in memory of one number, and of the numbers of one vector.
 
-    Attributes
-    ----------
-    number_nbytes, vector_nbytes : int
-        Bytes in memory of one number, and of the numbers of one vector.
-
-    Notes
-    -----
     :meth:`vector` returns registers from 0 up. Constant numbers (:meth:`number`) keep the other registers, and stay in
     memory when these are used up. :meth:`load_numbers` loads them before the loop that uses them.
     """
@@ -182,13 +171,7 @@ class Assembler:
     # ------------------------------------------------------------------ vectors
 
     def vector(self) -> int:
-        """Return a free register.
-
-        Raises
-        ------
-        GraphError
-            No register is left: the others hold numbers.
-        """
+        """Return a free register."""
         if self._vectors == _FREE_VECTORS:
             raise GraphError(f"a function of {self.isa.name} asks for more than {_FREE_VECTORS} vectors at a time")
         self._vectors += 1

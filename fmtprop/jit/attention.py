@@ -33,62 +33,42 @@ _FEWEST_QUERIES = 4
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor in memory.
+    """A tensor in memory."""
 
-    Parameters
-    ----------
-    batch : tuple of int
-        Bytes from item to item of each batch axis; 0 where an item is repeated.
-    row : int
-        Bytes from query to query, or from key to key. A mask in blocks of queries has 0 here: a vector of queries
-        follows the other for each key, then the next block. A mask that is the same for all queries has the bytes
-        from number to number.
-    """
-
+    #: bytes from item to item of each batch axis; 0 where an item is repeated
     batch: tuple[int, ...]
+    #: bytes from query to query, or from key to key. A mask in blocks of queries has 0 here: a vector of queries
+    #: follows the other for each key, then the next block. A mask that is the same for all queries has the bytes from
+    #: number to number.
     row: int
 
 
 @dataclass(frozen=True)
 class AttentionKernel(StandaloneKernel):
-    """``dst = softmax(src · key · scale + mask_0 + mask_1) · value`` for each item of a batch.
-
-    Parameters
-    ----------
-    batch : tuple of int
-        Sizes of the batch axes, the heads among them.
-    queries, keys, depth, width : int
-        Rows of src; columns of key; numbers of a row of src; numbers of a row of value.
-    scale : float
-        Factor of the scores.
-    limit : int or None
-        Query i has no weight for keys after i + limit, of which there is one at least; None if it has for all.
-    lowest : float
-        Lower bound of the scores with masks.
-    src, key, value, dst : Tensor
-        Where they are. Numbers of a row follow one another (of key: those of a column).
-    masks : tuple of Tensor
-        Where they are.
-    dtype : DataType
-        Data type of all tensors; sums are f32.
-    """
+    """``dst = softmax(src · key · scale + mask_0 + mask_1) · value`` for each item of a batch."""
 
     stem = "attention"
     moves_freely = False
 
+    #: sizes of the batch axes, the heads among them
     batch: tuple[int, ...]
+    #: `queries`, `keys`, `depth`, `width`: rows of src; columns of key; numbers of a row of src; numbers of a row of
+    #: value
     queries: int
     keys: int
     depth: int
     width: int
     scale: float
+    #: query i has no weight for keys after i + limit, of which there is one at least; None if it has for all
     limit: int | None
     lowest: float
+    #: `src`, `key`, `value`, `dst`: where they are. Numbers of a row follow one another (of key: those of a column).
     src: Tensor
     key: Tensor
     value: Tensor
     dst: Tensor
     masks: tuple[Tensor, ...] = ()
+    #: data type of all tensors; sums are f32
     dtype: DataType = DataType.F32
 
     @cached_property

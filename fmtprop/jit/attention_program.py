@@ -32,25 +32,16 @@ _MASKS, _LAST, _NUMBER, _VECTORS = 64, 80, 88, 128
 
 @dataclass(frozen=True)
 class AttentionSizes:
-    """The sizes that the code depends on.
-
-    Parameters
-    ----------
-    depth, width : int
-        Numbers of a query, and of a value.
-    keys : int
-        Number of keys with scores that are computed at a time; there are at least so many keys.
-    key_row, value_row : int
-        Bytes from key to key, from value to value.
-    masks : tuple of {"blocks", "row"}
-        Which masks there are: a vector of queries for each key, or a number for each key.
-    """
+    """The sizes that the code depends on."""
 
     depth: int
     width: int
+    #: number of keys with scores that are computed at a time; there are at least so many keys
     keys: int
+    #: `key_row`, `value_row`: bytes from key to key, from value to value
     key_row: int
     value_row: int
+    #: which masks there are: a vector of queries for each key, or a number for each key
     masks: tuple[str, ...]
 
 
@@ -63,15 +54,7 @@ def attention(
 
 
 class AttentionProgram:
-    """The program for f32 numbers.
-
-    Parameters
-    ----------
-    isa, shape, is_limited, is_bounded
-        See :func:`attention`.
-    numbers : tuple of bytes
-        The constants.
-    """
+    """The program for f32 numbers."""
 
     #: whether tensors hold bf16 numbers instead of f32
     bf16 = False

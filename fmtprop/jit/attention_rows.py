@@ -42,33 +42,21 @@ class AttentionRowsArguments(Arguments):
 
 @dataclass(frozen=True)
 class AttentionRowsKernel(StandaloneKernel):
-    """``dst = softmax(src · keys · scale + mask_0 + mask_1) · values`` for each query; keys and values have two parts.
-
-    Parameters
-    ----------
-    batch : tuple of int
-        Sizes of the batch axes, the heads and the queries of a head among them.
-    depth, width : int
-        Numbers of a query; numbers of a value.
-    keys : tuple of (int, int)
-        Number of earlier keys, 0 if there is one part; number of new keys.
-    scale : float
-        Factor of the scores.
-    tensors : dict of str to Tensor
-        Where src, past_key, past_value, key, value, the masks and dst are; a row is a key or a value there, and a
-        mask's or query's numbers follow one another.
-    dtype : DataType
-        Data type of all tensors; sums are f32.
-    """
+    """``dst = softmax(src · keys · scale + mask_0 + mask_1) · values`` by query; keys and values have two parts."""
 
     stem = "attention_rows"
 
+    #: sizes of the batch axes, the heads and the queries of a head among them
     batch: tuple[int, ...]
     depth: int
     width: int
+    #: number of earlier keys, 0 if there is one part; number of new keys
     keys: tuple[int, int]
     scale: float
+    #: where src, past_key, past_value, key, value, the masks and dst are; a row is a key or a value there, and a mask's
+    #: or query's numbers follow one another
     tensors: tuple[tuple[str, Tensor], ...]
+    #: data type of all tensors; sums are f32
     dtype: DataType
 
     @property

@@ -34,10 +34,7 @@ _AHEAD_NBYTES = 4096
 def attention_rows(isa: Isa, depth: int, width: int, names: tuple[str, ...], *, bf16: bool) -> tuple[bytes, bytes]:
     """Return the program, and the table of constants that it reads.
 
-    Parameters
-    ----------
-    names : tuple of str
-        The tensors, in the order of the table of offsets.
+    `names`: the tensors, in the order of the table of offsets.
     """
     return with_table(partial(_assembled, isa, depth, width, names, bf16=bf16))
 

@@ -46,8 +46,6 @@ class AttentionTilesArguments(Arguments):
 class AttentionTilesKernel(AttentionKernel):
     """The same as :class:`AttentionKernel`, for bf16 numbers.
 
-    Notes
-    -----
     Numbers of a mask's row follow one another. Its `row` has the bytes from query to query; 0 if it is the same for
     all.
     """

@@ -60,10 +60,7 @@ def attention_tiles(
 ) -> tuple[bytes, bytes]:
     """Return the program and its table of constants.
 
-    Parameters
-    ----------
-    is_scaled_late : bool
-        Whether the weights have the factor of the scores in their own.
+    `is_scaled_late`: whether the weights have the factor of the scores in their own.
     """
     options = {"is_limited": is_limited, "is_bounded": is_bounded, "is_scaled_late": is_scaled_late}
     return with_table(partial(_assembled, isa, depth, width, masks, options))

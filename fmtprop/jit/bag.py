@@ -26,43 +26,28 @@ _NEAR_NBYTES = 1 << 20
 
 @dataclass(frozen=True)
 class BagKernel(StandaloneKernel):
-    """``dst[b] = sum of table[indices[i]] * factors[i]``, or the mean or the maximum, for i from offsets[b] on.
-
-    Parameters
-    ----------
-    count, starts, limit : int
-        Number of indices, of offsets, and of rows of the table.
-    columns : int
-        Numbers of a row.
-    pitch_nbytes : int
-        Bytes from row to row of the table.
-    index_nbytes : int
-        Bytes of an index and of an offset, 4 or 8.
-    dtype : DataType
-        Data type of table, factors and dst; computed in f32.
-    mode : str
-        ``"sum"``, ``"mean"`` or ``"max"``.
-    padding : int
-        Index that is left out; negative if there is none.
-    has_last : bool
-        Whether the last offset is the end of the last bag; otherwise all indices are.
-    has_factors : bool
-        Whether each row has a factor.
-    """
+    """``dst[b] = sum of table[indices[i]] * factors[i]``, or the mean or the maximum, for i from offsets[b] on."""
 
     stem = "embedding_bag"
 
     takes_any_numbers: ClassVar[bool] = False
 
+    #: `count`, `starts`, `limit`: number of indices, of offsets, and of rows of the table
     count: int
     starts: int
     limit: int
     columns: int
+    #: bytes from row to row of the table
     pitch_nbytes: int
+    #: bytes of an index and of an offset, 4 or 8
     index_nbytes: int
+    #: data type of table, factors and dst; computed in f32
     dtype: DataType = DataType.F32
+    #: ``"sum"``, ``"mean"`` or ``"max"``
     mode: str = "sum"
+    #: index that is left out; negative if there is none
     padding: int = -1
+    #: whether the last offset is the end of the last bag; otherwise all indices are
     has_last: bool = False
     has_factors: bool = False
 

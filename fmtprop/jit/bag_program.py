@@ -38,14 +38,9 @@ def bag(
 ) -> bytes:
     """Return the program that reduces rows.
 
-    Parameters
-    ----------
-    index_nbytes : int
-        Bytes of an index and of an offset, 4 or 8.
-    mode : str
-        ``"sum"``, ``"mean"`` or ``"max"``.
-    padded, weighted, far : bool
-        Whether an index is left out, whether each row has a factor, and whether the table is larger than near caches.
+    `index_nbytes`: bytes of an index and of an offset, 4 or 8. `mode`: ``"sum"``, ``"mean"`` or ``"max"``. `padded`,
+    `weighted`, `far`: whether an index is left out, whether each row has a factor, and whether the table is larger than
+    near caches.
     """
     p = _Bags(isa, BagArguments, bf16=bf16)
     p.index_nbytes, p.mode, p.padded, p.weighted, p.far = index_nbytes, mode, padded, weighted, far
@@ -173,12 +168,8 @@ class _Bags(Program):
 def check(index_nbytes: int, has_last: bool) -> bytes:
     """Return ``int check(arguments)``: 1 if an index does not exist, 2 if offsets are not those of bags, else 0.
 
-    Parameters
-    ----------
-    index_nbytes : int
-        Bytes of an index and of an offset, 4 or 8.
-    has_last : bool
-        Whether the last offset is the end of the last bag.
+    `index_nbytes`: bytes of an index and of an offset, 4 or 8. `has_last`: whether the last offset is the end of the
+    last bag.
     """
     a = Assembler(AVX2)  # any instruction set: there are no vectors
 

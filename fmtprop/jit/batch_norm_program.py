@@ -50,10 +50,7 @@ _NOT_LESS_OR_EQUAL, _NOT_GREATER_OR_EQUAL = 0x16, 0x19
 def batch_norm(isa: Isa, width: int, *, limited: bool, bf16: bool) -> bytes:
     """Return the program that normalizes each channel by its own mean and deviation, and writes these; dst may be src.
 
-    Parameters
-    ----------
-    width : int
-        Number of vectors of channels that are treated at a time, at most 4; a divisor of the vectors of a row.
+    `width`: number of vectors of channels that are treated at a time, at most 4; a divisor of the vectors of a row.
     """
     return _BatchNorm(isa, BatchNormArguments, bf16=bf16).program(width, limited)
 
@@ -61,10 +58,7 @@ def batch_norm(isa: Isa, width: int, *, limited: bool, bf16: bool) -> bytes:
 def batch_norm_gradient(isa: Isa, width: int, *, limited: bool, bf16: bool) -> bytes:
     """Return the program of the gradients by src, scale and shift; diff_src may be diff_dst.
 
-    Parameters
-    ----------
-    width : int
-        Number of vectors of channels that are treated at a time, at most 4, or 2 on AVX2.
+    `width`: number of vectors of channels that are treated at a time, at most 4, or 2 on AVX2.
     """
     return _Gradient(isa, BatchNormGradientArguments, bf16=bf16).program(width, limited)
 
@@ -206,10 +200,7 @@ class _Gradient(ChannelProgram):
     ) -> Iterator[None]:
         """Add loops over places and channels: `FROM` points into src, `TO` into diff_dst, `FREE` into diff_src.
 
-        Parameters
-        ----------
-        *written : tuple of (int, str)
-            The pointer to the result, and the argument with its bytes from place to place.
+        `*written`: the pointer to the result, and the argument with its bytes from place to place.
         """
         width, moving = len(next(iter(known.values()))), ((SRC, "row"), (_DIFF, "diff_row"), *written)
         for register, name in zip(self.registers(3, 2), ("low", "high"), strict=True):

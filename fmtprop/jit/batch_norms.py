@@ -53,30 +53,17 @@ class BatchNormGradientArguments(Arguments):
 
 @dataclass(frozen=True)
 class BatchNormKernel(ChannelKernel):
-    """``dst[:, c] = min(max((src[:, c] - mean[c]) / deviation[c] * scale[c] + shift[c], low), high)``, or its gradient.
-
-    Parameters
-    ----------
-    places, channels : int
-        Sizes of src; whole vectors of channels.
-    pitches : tuple of int
-        Elements from place to place: of src and dst, or of src, diff_src and diff_dst.
-    epsilon : float
-        Added to the variance.
-    limits : tuple of (float, float), optional
-        Limits of the result, perhaps infinite.
-    dtype : DataType
-        Data type of the tensors; computed in f32, as the vectors are.
-    gradient : bool
-        Whether it computes the gradients by src, scale and shift.
-    """
+    """``dst[:, c] = min(max((src[:, c] - mean[c]) / deviation[c] * scale[c] + shift[c], low), high)``, or gradient."""
 
     places: int
     channels: int
+    #: elements from place to place: of src and dst, or of src, diff_src and diff_dst
     pitches: tuple[int, ...]
     epsilon: float
     limits: tuple[float, float] | None
+    #: data type of the tensors; computed in f32, as the vectors are
     dtype: DataType
+    #: whether it computes the gradients by src, scale and shift
     gradient: bool = False
 
     #: it reads its operands twice

@@ -34,20 +34,10 @@ class _Record(ctypes.Structure):
 class CallList:
     """A list of native functions, called in order until one fails.
 
-    Parameters
-    ----------
-    calls : sequence of Call
-        Functions of a shared library, with pointers or integers; the data behind the pointers must outlive the list.
-    flushes : bool
-        Whether denormal numbers are zero meanwhile (:mod:`fmtprop.jit.denormals`).
+    `calls`: functions of a shared library, with pointers or integers; the data behind the pointers must outlive the
+    list. `flushes`: whether denormal numbers are zero meanwhile (:mod:`fmtprop.jit.denormals`). Raises OSError if the
+    system allows no executable memory.
 
-    Raises
-    ------
-    OSError
-        The system allows no executable memory.
-
-    Notes
-    -----
     One thread at a time may run a list. Python's lock is released for the whole run, so signals (Ctrl-C) are handled
     afterwards.
     """

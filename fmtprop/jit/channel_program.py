@@ -191,10 +191,7 @@ class ChannelProgram(Program):
     def normalize(self, width: int, dst_row: str = "row", limits: tuple[str, str] | None = None) -> None:
         """Write the result: ``(src - mean) * factor * scale + shift``.
 
-        Parameters
-        ----------
-        dst_row : str
-            Argument with the bytes of dst from place to place.
+        `dst_row`: argument with the bytes of dst from place to place.
         """
         x, low, high = self.registers(0, 3)
         factors, means, shifts = (self.registers(3 + n * width, width) for n in range(3))
@@ -258,10 +255,7 @@ class ChannelProgram(Program):
     def blocks(self, *moving: tuple[int, str]) -> Iterator[None]:
         """Add a loop over blocks of this thread's places; it uses up `PLACES`.
 
-        Parameters
-        ----------
-        *moving : tuple of (int, str)
-            Pointers that the loop moves, each with the argument that has its bytes from place to place.
+        `*moving`: pointers that the loop moves, each with the argument that has its bytes from place to place.
         """
         name = self._new_label()
         self.label(name)

@@ -37,41 +37,25 @@ class CombineArguments(Arguments):
 
 @dataclass(frozen=True)
 class Quantized:
-    """What the bytes of a tensor mean: ``(byte - zero) · scale``.
+    """What the bytes of a tensor mean: ``(byte - zero) · scale``."""
 
-    Parameters
-    ----------
-    dtype : DataType
-        Signed or unsigned bytes.
-    scale : float
-        Positive.
-    zero : int
-        The byte that stands for 0.
-    """
-
+    #: signed or unsigned bytes
     dtype: DataType
     scale: float
+    #: the byte that stands for 0
     zero: int
 
 
 @dataclass(frozen=True)
 class CombineKernel(StandaloneKernel):
-    """``dst[row, i] = src_0[row, i] alg src_1[start of row, i or 0]`` for bytes.
-
-    Parameters
-    ----------
-    shape : BroadcastKernel
-        The rows, as those of real numbers.
-    src_0, src_1, dst : Quantized
-        What the bytes mean.
-    low, high : int
-        Least and largest multiple of dst's scale.
-    """
+    """``dst[row, i] = src_0[row, i] alg src_1[start of row, i or 0]`` for bytes."""
 
     shape: BroadcastKernel
+    #: `src_0`, `src_1`, `dst`: what the bytes mean
     src_0: Quantized
     src_1: Quantized
     dst: Quantized
+    #: `low`, `high`: least and largest multiple of dst's scale
     low: int
     high: int
 

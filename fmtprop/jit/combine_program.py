@@ -22,14 +22,8 @@ _CONSTANTS = 16
 def combine(isa: Isa, alg: str, signed: tuple[bool, bool], *, shared: bool) -> bytes:
     """Return the program, for AVX-512.
 
-    Parameters
-    ----------
-    alg : str
-        The operation.
-    signed : tuple of bool
-        Whether the bytes of each source have a sign.
-    shared : bool
-        Whether a row is combined with one number of src_1.
+    `signed`: whether the bytes of each source have a sign. `shared`: whether a row is combined with one number of
+    src_1.
     """
     p = Program(isa, CombineArguments, bf16=False)
     constants = {name: p.register(_CONSTANTS + number) for number, name in enumerate(VECTORS)}

@@ -14,16 +14,9 @@ _STACK = Register.RSP
 
 @dataclass(frozen=True)
 class Functions:
-    """Functions of the C library, and the key of a thread's record among the data that POSIX keeps for it.
+    """Functions of the C library, and the key of a thread's record among the data that POSIX keeps for it."""
 
-    Parameters
-    ----------
-    get, set, calloc : int
-        Addresses of ``pthread_getspecific``, ``pthread_setspecific`` and ``calloc``.
-    key : int
-        The key; its destructor frees a record.
-    """
-
+    #: `get`, `set`, `calloc`: addresses of ``pthread_getspecific``, ``pthread_setspecific`` and ``calloc``
     get: int
     set: int
     calloc: int

@@ -43,25 +43,7 @@ class DepthwiseArguments(Arguments):
 
 @dataclass(frozen=True)
 class DepthwiseKernel(StandaloneKernel):
-    """A convolution of channels-last images with one channel per group; weights are channels-last, too.
-
-    Parameters
-    ----------
-    images, channels : int
-        Number of images, and channels of each.
-    heights : tuple of int
-        Rows of src, dst and the window; rows from window to window, from one of its rows to the next, and before src.
-    row : Row
-        The same along a row.
-    dtype : DataType
-        Data type of src, weights and dst; sums are f32.
-    has_bias : bool
-        Whether there is a bias, in f32.
-    tail : tuple of Tail
-        Functions of one number that follow.
-    wide : bool
-        Whether weights are f32 in any case; the window is of one position then.
-    """
+    """A convolution of channels-last images with one channel per group; weights are channels-last, too."""
 
     stem = "depthwise"
 
@@ -69,11 +51,15 @@ class DepthwiseKernel(StandaloneKernel):
 
     images: int
     channels: int
+    #: rows of src, dst and the window; rows from window to window, from one of its rows to the next, and before src
     heights: tuple[int, int, int, int, int, int]
     row: Row
+    #: data type of src, weights and dst; sums are f32
     dtype: DataType
+    #: whether there is a bias, in f32
     has_bias: bool
     tail: tuple[Tail, ...] = ()
+    #: whether weights are f32 in any case; the window is of one position then
     wide: bool = False
 
     @property

@@ -18,29 +18,21 @@ from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 
 @dataclass(frozen=True)
 class GatherKernel(StandaloneKernel):
-    """``dst[i] = src_0[src_1[i]]`` for rows of a table.
-
-    Parameters
-    ----------
-    count, limit : int
-        Number of indices, and of rows of the table.
-    row_nbytes, pitch_nbytes : int
-        Bytes of a row, and from row to row of the table.
-    index_nbytes : int
-        Bytes of an index, 4 or 8.
-    from_end : bool
-        Whether a negative index counts from the end of the table; otherwise there is none.
-    """
+    """``dst[i] = src_0[src_1[i]]`` for rows of a table."""
 
     stem = "gather"
 
     takes_any_numbers: ClassVar[bool] = False
 
+    #: `count`, `limit`: number of indices, and of rows of the table
     count: int
     limit: int
+    #: `row_nbytes`, `pitch_nbytes`: bytes of a row, and from row to row of the table
     row_nbytes: int
     pitch_nbytes: int
+    #: bytes of an index, 4 or 8
     index_nbytes: int
+    #: whether a negative index counts from the end of the table; otherwise there is none
     from_end: bool = False
 
     @property

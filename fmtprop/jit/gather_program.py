@@ -19,10 +19,7 @@ _SRC, _DST, _NBYTES = Register.RSI, Register.RDI, Register.RCX
 def gather(isa: Isa, index_nbytes: int) -> bytes:
     """Return the program that copies rows.
 
-    Parameters
-    ----------
-    index_nbytes : int
-        Bytes of an index, 4 or 8.
+    `index_nbytes`: bytes of an index, 4 or 8.
     """
     p = Program(isa, GatherArguments, bf16=False)
     p.share(_ITEM, _END, "count")
@@ -46,10 +43,7 @@ def gather(isa: Isa, index_nbytes: int) -> bytes:
 def check(index_nbytes: int) -> bytes:
     """Return ``int check(arguments)``: 1 if an index does not exist, else 0.
 
-    Parameters
-    ----------
-    index_nbytes : int
-        Bytes of an index, 4 or 8.
+    `index_nbytes`: bytes of an index, 4 or 8.
     """
     a = Assembler(AVX2)  # any instruction set: there are no vectors
 
@@ -65,12 +59,7 @@ def check(index_nbytes: int) -> bytes:
 def check_indices(a: Assembler, index_nbytes: int, below: MemoryOperand, reach: MemoryOperand) -> None:
     """Add a function's last instructions: return 1 if one of RCX indices at `PLACE` does not exist, else 0.
 
-    Parameters
-    ----------
-    index_nbytes : int
-        Bytes of an index, 4 or 8.
-    below, reach : MemoryOperand
-        Number of negative indices that exist, and of all.
+    `index_nbytes`: bytes of an index, 4 or 8. `below`, `reach`: number of negative indices that exist, and of all.
     """
     a.emit("XOR_R32_RM32", Register.EAX, Register.EAX)
     a.emit("TEST_RM64_R64", _NBYTES, _NBYTES)

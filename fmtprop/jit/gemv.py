@@ -54,24 +54,15 @@ class GemvArguments(Arguments):
 
 @dataclass(frozen=True)
 class Tail:
-    """What follows the sums: a function of one number, or of two.
+    """What follows the sums: a function of one number, or of two."""
 
-    Parameters
-    ----------
-    alg : str
-        oneDNN's name of the algorithm, without ``eltwise_`` or ``binary_``.
-    alpha, beta : float
-        Parameters of a function of one number.
-    dtype : DataType, optional
-        Data type of the second operand, which a function of two numbers has.
-    is_number : bool
-        Whether the second operand is one number for all outputs.
-    """
-
+    #: oneDNN's name of the algorithm, without ``eltwise_`` or ``binary_``
     alg: str
     alpha: float = 0.0
     beta: float = 0.0
+    #: data type of the second operand, which a function of two numbers has
     dtype: DataType | None = None
+    #: whether the second operand is one number for all outputs
     is_number: bool = False
 
     @property
@@ -84,43 +75,27 @@ class Tail:
 
 @dataclass(frozen=True)
 class GemvKernel(StandaloneKernel):
-    """``dst[m, n] = tail(sum over k of src[m, k] * weights[n, k] + bias[n])``, for each item of a batch.
-
-    Parameters
-    ----------
-    outputs, depth : int
-        Rows of the weights, and numbers of a row.
-    dtype, dst : DataType
-        Data types of src and weights, and of dst; sums are f32.
-    bias : DataType or None
-        Data type of the bias; None without one.
-    tail : tuple of Tail
-        The post-ops.
-    items : int
-        Size of the batch.
-    steps : tuple of (str, int)
-        Name of an operand or result, and numbers from item to item; those that are not named are the same for all.
-    pitch : int
-        Numbers from row to row of the weights; 0 for rows that follow one another.
-    rows : int
-        Rows of src.
-    row_steps : tuple of (str, int)
-        Name of src, dst or another tensor at the outputs, and numbers from row to row; those that are not named are the
-        same for all rows.
-    """
+    """``dst[m, n] = tail(sum over k of src[m, k] * weights[n, k] + bias[n])``, for each item of a batch."""
 
     stem = "gemv"
 
+    #: `outputs`, `depth`: rows of the weights, and numbers of a row
     outputs: int
     depth: int
+    #: `dtype`, `dst`: data types of src and weights, and of dst; sums are f32
     dtype: DataType
     dst: DataType
+    #: data type of the bias; None without one
     bias: DataType | None = None
     tail: tuple[Tail, ...] = ()
     items: int = 1
+    #: name of an operand or result, and numbers from item to item; those that are not named are the same for all
     steps: tuple[tuple[str, int], ...] = ()
+    #: numbers from row to row of the weights; 0 for rows that follow one another
     pitch: int = 0
     rows: int = 1
+    #: name of src, dst or another tensor at the outputs, and numbers from row to row; those that are not named are the
+    #: same for all rows
     row_steps: tuple[tuple[str, int], ...] = ()
 
     @property

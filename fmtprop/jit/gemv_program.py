@@ -58,10 +58,7 @@ def gemv(
 ) -> tuple[bytes, bytes]:
     """Return the program, and the table of constants that it reads.
 
-    Parameters
-    ----------
-    rows : sequence of int
-        Where the rows of src start, in bytes behind the first.
+    `rows`: where the rows of src start, in bytes behind the first.
     """
     return with_table(partial(_assembled, isa, dtype, dst, bias, tail, rows))
 

@@ -29,21 +29,7 @@ class FactorArguments(Arguments):
 
 @dataclass(frozen=True)
 class GivenNormKernel(StandaloneKernel):
-    """``dst = tail((src - mean) / sqrt(variance + epsilon) * scale + shift)``, with channels innermost.
-
-    Parameters
-    ----------
-    rows, places, channels : int
-        Rows, positions of a row, and channels of each position.
-    epsilon : float
-        Added to the variance.
-    dtype : DataType
-        Data type of src and dst; the vectors of channels are f32.
-    has_scale, has_shift : bool
-        Which operands there are besides the statistics.
-    tail : tuple of Tail
-        Functions of one number that follow.
-    """
+    """``dst = tail((src - mean) / sqrt(variance + epsilon) * scale + shift)``, with channels innermost."""
 
     stem = "given_norm"
 
@@ -51,6 +37,7 @@ class GivenNormKernel(StandaloneKernel):
     places: int
     channels: int
     epsilon: float
+    #: data type of src and dst; the vectors of channels are f32
     dtype: DataType
     has_scale: bool
     has_shift: bool

@@ -45,18 +45,12 @@ class GroupedConvolutionArguments(Arguments):
 
 @dataclass(frozen=True)
 class Row:
-    """The sizes along a row, which are a part of the code.
-
-    Parameters
-    ----------
-    src, dst : int
-        Positions of a row.
-    window, stride, step, pad : int
-        Positions of the window, from window to window, from one of its positions to the next, and before the row.
-    """
+    """The sizes along a row, which are a part of the code."""
 
     src: int
     dst: int
+    #: `window`, `stride`, `step`, `pad`: positions of the window, from window to window, from one of its positions to
+    #: the next, and before the row
     window: int
     stride: int
     step: int
@@ -69,21 +63,7 @@ class Row:
 
 @dataclass(frozen=True)
 class GroupedConvolutionKernel(StandaloneKernel):
-    """A convolution of images in groups, whose tensors are in blocks of channels.
-
-    Parameters
-    ----------
-    images, groups, inputs, outputs : int
-        Number of images and of groups, and channels of a group.
-    heights : tuple of int
-        Rows of src, dst and the window; rows from window to window, from one of its rows to the next, and before src.
-    row : Row
-        The same along a row.
-    has_bias : bool
-        Whether there is a bias.
-    tail : tuple of Tail
-        Functions of one number that follow.
-    """
+    """A convolution of images in groups, whose tensors are in blocks of channels."""
 
     stem = "grouped_convolution"
 
@@ -93,6 +73,7 @@ class GroupedConvolutionKernel(StandaloneKernel):
     groups: int
     inputs: int
     outputs: int
+    #: rows of src, dst and the window; rows from window to window, from one of its rows to the next, and before src
     heights: tuple[int, int, int, int, int, int]
     row: Row
     has_bias: bool

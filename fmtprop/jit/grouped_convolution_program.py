@@ -49,10 +49,7 @@ def grouped_convolution(
 ) -> tuple[bytes, bytes]:
     """Return the program, and the table of constants that it reads.
 
-    Parameters
-    ----------
-    few : int
-        Channels of a group where several groups share a block of channels; otherwise 0.
+    `few`: channels of a group where several groups share a block of channels; otherwise 0.
     """
 
     def make(numbers: tuple[bytes, ...]) -> _GroupedConvolution:

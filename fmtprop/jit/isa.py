@@ -7,17 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Isa:
-    """An instruction set.
-
-    Parameters
-    ----------
-    name : str
-        The name in kernels' names.
-    nbytes : int
-        Bytes of a vector.
-    registers : int
-        Number of vector registers.
-    """
+    """An instruction set."""
 
     name: str
     nbytes: int

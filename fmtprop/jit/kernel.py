@@ -50,18 +50,9 @@ _RUNTIME = ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num")
 
 @dataclass(frozen=True)
 class Kernel:
-    """Machine code, ready to run.
+    """Machine code, ready to run."""
 
-    Parameters
-    ----------
-    name : str
-        Name of the operation, such as ``"swish"``.
-    code : bytes
-        The machine code.
-    table : bytes, optional
-        The constants that it reads.
-    """
-
+    #: name of the operation, such as ``"swish"``
     name: str
     code: bytes
     table: bytes = b""
@@ -80,10 +71,7 @@ class Kernel:
     def address(self) -> int:
         """Address of the code.
 
-        Raises
-        ------
-        OSError
-            The system allows no executable memory.
+        Raises OSError if the system allows no executable memory.
         """
         return place_code(self.code)
 
@@ -96,14 +84,7 @@ class Kernel:
 class BoundKernel:
     """A kernel with its arguments, for one Python thread at a time.
 
-    Parameters
-    ----------
-    kernel : Kernel
-        The kernel to run.
-    arguments : Arguments
-        The arguments of its code.
-    threads : int
-        Number of threads; 0 for oneDNN's number.
+    `threads`: number of threads; 0 for oneDNN's number.
     """
 
     def __init__(self, kernel: Kernel, arguments: Arguments, threads: int) -> None:
@@ -123,12 +104,7 @@ class BoundKernel:
 class Work(BoundKernel):
     """A kernel of an element-wise function, with the row of numbers that it changes in place.
 
-    Parameters
-    ----------
-    kernel : Kernel
-        The kernel to run.
-    nbytes : int
-        Bytes of the row, a multiple of 64.
+    `nbytes`: bytes of the row, a multiple of 64.
     """
 
     def __init__(self, kernel: Kernel, nbytes: int) -> None:
@@ -172,10 +148,7 @@ def unavailable() -> str:
 def kernel_for(alg: str, alpha: float, beta: float, dtype: DataType) -> Kernel | None:
     """Return the kernel of an element-wise function.
 
-    Parameters
-    ----------
-    alg : str
-        oneDNN's name without ``eltwise_``.
+    `alg`: oneDNN's name without ``eltwise_``.
     """
     return _kernel(alg, alpha, beta, dtype) if writes(alg, alpha, beta) and serves(dtype) else None
 

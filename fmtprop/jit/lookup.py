@@ -28,19 +28,12 @@ class LookupArguments(Arguments):
 
 @dataclass(frozen=True)
 class LookupKernel(StandaloneKernel):
-    """``dst[i] = table[src[i]]`` for bytes.
-
-    Parameters
-    ----------
-    count : int
-        Bytes of each tensor.
-    table : tuple of int
-        256 bytes.
-    """
+    """``dst[i] = table[src[i]]`` for bytes."""
 
     stem = "lookup"
 
     count: int
+    #: 256 bytes
     table: tuple[int, ...]
 
     @property

@@ -16,10 +16,7 @@ _FIRST, _END, _SRC, _DST, _ENTRIES = Register.R8, Register.R9, Register.RSI, Reg
 def lookup(isa: Isa, *, by_vectors: bool) -> bytes:
     """Return the program.
 
-    Parameters
-    ----------
-    by_vectors : bool
-        Whether the CPU permutes bytes of two vectors (AVX512_VBMI).
+    `by_vectors`: whether the CPU permutes bytes of two vectors (AVX512_VBMI).
     """
     p = Program(isa, LookupArguments, bf16=False)
     p.share(_FIRST, _END, "lines")

@@ -11,13 +11,7 @@ _PAGES: list[mmap.mmap] = []
 
 
 def place_code(code: bytes) -> int:
-    """Copy code to executable memory and return its address.
-
-    Raises
-    ------
-    OSError
-        The system forbids executable memory.
-    """
+    """Copy code to executable memory and return its address."""
     pages = mmap.mmap(-1, len(code), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     pages.write(code)
     address = ctypes.addressof(ctypes.c_char.from_buffer(pages))

@@ -31,10 +31,7 @@ from fmtprop.jit.norms import GroupNormArguments
 def group_norm(isa: Isa, width: int, *, bf16: bool) -> bytes:
     """Return the program that normalizes groups of channels, image by image; dst may be src.
 
-    Parameters
-    ----------
-    width : int
-        Number of vectors of channels that are treated at a time, at most 4; a divisor of the vectors of a row.
+    `width`: number of vectors of channels that are treated at a time, at most 4; a divisor of the vectors of a row.
     """
     return _GroupNorm(isa, GroupNormArguments, bf16=bf16).program(width)
 

@@ -41,27 +41,18 @@ class GroupNormArguments(Arguments):
 
 @dataclass(frozen=True)
 class GroupNormKernel(ChannelKernel):
-    """``dst[n, :, c] = (src[n, :, c] - mean[n, g]) / deviation[n, g] * scale[c] + shift[c]``, g the group of c.
-
-    Parameters
-    ----------
-    images, places, channels : int
-        Sizes of src; all at least 1, and whole vectors of channels.
-    groups : int
-        Number of groups; divides the channels.
-    epsilon : float
-        Added to the variance.
-    dtype : DataType
-        Data type of src and dst; computed in f32, as scale and shift are.
-    """
+    """``dst[n, :, c] = (src[n, :, c] - mean[n, g]) / deviation[n, g] * scale[c] + shift[c]``, g the group of c."""
 
     stem = "group_norm"
 
+    #: `images`, `places`, `channels`: sizes of src; all at least 1, and whole vectors of channels
     images: int
     places: int
     channels: int
+    #: number of groups; divides the channels
     groups: int
     epsilon: float
+    #: data type of src and dst; computed in f32, as scale and shift are
     dtype: DataType
 
     @property

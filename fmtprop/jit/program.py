@@ -26,17 +26,8 @@ _SAVED = (_ARGUMENTS, THREADS, THREAD)
 class Program(Assembler):
     """A program that ``GOMP_parallel`` calls in every thread.
 
-    Parameters
-    ----------
-    isa : Isa
-        Instruction set of the program.
-    arguments : type of Arguments
-        The structure of its arguments.
-    bf16 : bool
-        Whether tensors hold bf16 numbers instead of f32; requires AVX-512 with bf16.
+    `bf16`: whether tensors hold bf16 numbers instead of f32; requires AVX-512 with bf16.
 
-    Notes
-    -----
     The program preserves RBX, RBP and R12. The computation of shares changes RAX and RDX. All vector registers are
     free (System V AMD64 ABI).
     """

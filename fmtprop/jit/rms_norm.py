@@ -23,23 +23,14 @@ class RmsNormArguments(Arguments):
 
 @dataclass(frozen=True)
 class RmsNormKernel(StandaloneKernel):
-    """``dst[r, c] = src[r, c] / sqrt(mean over c of src[r, c]² + epsilon) * scale[c]``; dst may be src.
-
-    Parameters
-    ----------
-    rows, columns : int
-        Sizes of src; whole vectors of columns.
-    epsilon : float
-        Added to the mean.
-    dtype : DataType
-        Data type of src and dst; computed in f32, as scale is.
-    """
+    """``dst[r, c] = src[r, c] / sqrt(mean over c of src[r, c]² + epsilon) * scale[c]``; dst may be src."""
 
     stem = "rms_norm"
 
     rows: int
     columns: int
     epsilon: float
+    #: data type of src and dst; computed in f32, as scale is
     dtype: DataType
 
     @property

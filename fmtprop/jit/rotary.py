@@ -31,24 +31,16 @@ class RotaryKernel(StandaloneKernel):
     """``dst[r] = src[r] * cos[a] + (-second half of src[r], first half) * sin[a]`` with the angles `a` of each row `r`.
 
     Interleaved, the second factor of the sine is ``(-src[r, 1], src[r, 0], -src[r, 3], …)``.
-
-    Parameters
-    ----------
-    axes : tuple of (int, int, int)
-        The axes above a row, outermost first: size, stride of cos and sin, stride of src, in elements.
-    half : int
-        Elements of half a row.
-    dtype : DataType
-        Data type of src and of dst, which is packed; cos and sin are f32.
-    interleaved : bool
-        Whether pairs are neighbours.
     """
 
     stem = "rotary"
 
+    #: the axes above a row, outermost first: size, stride of cos and sin, stride of src, in elements
     axes: tuple[tuple[int, int, int], ...]
     half: int
+    #: data type of src and of dst, which is packed; cos and sin are f32
     dtype: DataType
+    #: whether pairs are neighbours
     interleaved: bool = False
 
     @property

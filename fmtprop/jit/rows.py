@@ -50,29 +50,17 @@ FOLDS = {"sum": 0.0, "mean": 0.0, "norm": 0.0, "max": -inf, "min": inf}
 
 @dataclass(frozen=True)
 class BroadcastKernel(StandaloneKernel):
-    """``dst[row, i] = src_0[row, i] alg src_1[start of row, i or 0]``.
-
-    Parameters
-    ----------
-    alg : str
-        One of :data:`BROADCASTS`.
-    outer : tuple of (int, int)
-        The axes above a row, outermost first: size, and src_1's stride in elements.
-    length : int
-        Numbers in a row.
-    pitch : int
-        Elements from row to row of src_0, `length` if it is packed; dst is packed.
-    shared : bool
-        Whether a row is combined with one number of src_1.
-    dtype : DataType
-        Data type of all tensors; computed in f32.
-    """
+    """``dst[row, i] = src_0[row, i] alg src_1[start of row, i or 0]``."""
 
     alg: str
+    #: the axes above a row, outermost first: size, and src_1's stride in elements
     outer: tuple[tuple[int, int], ...]
     length: int
+    #: elements from row to row of src_0, `length` if it is packed; dst is packed
     pitch: int
+    #: whether a row is combined with one number of src_1
     shared: bool
+    #: data type of all tensors; computed in f32
     dtype: DataType
 
     @property
@@ -111,24 +99,16 @@ class BroadcastKernel(StandaloneKernel):
 class FoldKernel(StandaloneKernel):
     """``dst[image, i] = fold(src[image, :, i])``: column by column, or along a row if there is one column.
 
-    Parameters
-    ----------
-    alg : str
-        One of :data:`FOLDS`; ``"norm"`` is the Euclidean norm.
-    images, count, columns : int
-        Sizes of src; all at least 1.
-    dtype : DataType
-        Data type of both tensors; computed in f32.
-
-    Notes
-    -----
     A maximum or minimum is NaN if any number is NaN, as in PyTorch.
     """
 
+    #: one of :data:`FOLDS`; ``"norm"`` is the Euclidean norm
     alg: str
+    #: `images`, `count`, `columns`: sizes of src; all at least 1
     images: int
     count: int
     columns: int
+    #: data type of both tensors; computed in f32
     dtype: DataType
 
     @property
@@ -179,21 +159,15 @@ class FoldKernel(StandaloneKernel):
 
 @dataclass(frozen=True)
 class AverageKernel(ChannelKernel):
-    """``dst[n, c] = mean(src[n, :, c])``; threads share the places (pixels) of each image.
-
-    Parameters
-    ----------
-    images, places, channels : int
-        Sizes of src; all at least 1, and whole vectors of channels.
-    dtype : DataType
-        Data type of both tensors; computed in f32.
-    """
+    """``dst[n, c] = mean(src[n, :, c])``; threads share the places (pixels) of each image."""
 
     stem = "average"
 
+    #: `images`, `places`, `channels`: sizes of src; all at least 1, and whole vectors of channels
     images: int
     places: int
     channels: int
+    #: data type of both tensors; computed in f32
     dtype: DataType
 
     @property
@@ -230,15 +204,10 @@ def broadcast_kernel_for(
 ) -> BroadcastKernel | None:
     """Return a kernel; None if this machine has none or the rows are too short.
 
-    Parameters
-    ----------
-    alg : str
-        oneDNN's name without ``binary_``.
-    axes : tuple of (int, int)
-        The axes of the operand with all elements, in memory order, outermost first: size, and the other operand's
-        stride in elements. Neighbouring axes that can be one axis are merged.
-    pitch : int, optional
-        Elements between the starts of two rows of that operand, a row being the last axis. Default: it is packed.
+    `alg`: oneDNN's name without ``binary_``. `axes`: the axes of the operand with all elements, in memory order,
+    outermost first: size, and the other operand's stride in elements. Neighbouring axes that can be one axis are
+    merged. `pitch`: elements between the starts of two rows of that operand, a row being the last axis. Default: it is
+    packed.
     """
     if not axes or 0 in dict(axes):
         return None

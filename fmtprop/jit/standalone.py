@@ -30,10 +30,7 @@ _LINE_NBYTES = 64
 def assembled(module: str, program: str, *arguments: Hashable, name: str = "", **options: Hashable) -> Kernel:
     """Return the code of a program. Few networks need the assembler, so it is imported only here.
 
-    Parameters
-    ----------
-    name : str
-        Name of the kernel; by default the program's.
+    `name`: name of the kernel; by default the program's.
     """
     made = getattr(import_module(f"fmtprop.jit.{module}"), program)(*arguments, **options)
     return Kernel(name or program, *(made if isinstance(made, tuple) else (made,)))
@@ -123,10 +120,7 @@ class ChannelKernel(StandaloneKernel):
     def areas(self, threads: int, slots: int) -> tuple[object, dict[str, int]]:
         """Return memory for the threads' areas, and the arguments that tell where they are.
 
-        Parameters
-        ----------
-        slots : int
-            Vectors of an area for each vector of channels; the number of a thread's places comes before its area.
+        `slots`: vectors of an area for each vector of channels; the number of a thread's places comes before its area.
         """
         area = _LINE_NBYTES + self.channels * slots * 4
         block = (c_byte * (threads * area + 2 * _LINE_NBYTES))()
@@ -137,15 +131,9 @@ class ChannelKernel(StandaloneKernel):
 class StandaloneWork(BoundKernel):
     """A kernel with its tensors, for one thread of Python at a time.
 
-    Parameters
-    ----------
-    kernel, arguments, threads
-        See :class:`fmtprop.jit.kernel.BoundKernel`. Arguments that point to operands and results have the operands'
-        names.
-    keep : object, optional
-        Other data that the arguments point to.
-    check : Call, optional
-        Returns a status other than 0 if the kernel must not run on the present numbers.
+    `kernel`, `arguments`, `threads`: see :class:`fmtprop.jit.kernel.BoundKernel`. Arguments that point to operands and
+    results have the operands' names. `check`: returns a status other than 0 if the kernel must not run on the present
+    numbers.
     """
 
     def __init__(

@@ -23,8 +23,6 @@ PRODUCTS = {
 class TileProgram(Program):
     """A program that may use tiles.
 
-    Notes
-    -----
     The argument ``"tiles"`` is their description (:func:`fmtprop.jit.tiles.configuration`).
     """
 

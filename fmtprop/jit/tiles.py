@@ -48,8 +48,6 @@ def no_tiles() -> str:
 def configuration(shapes: Sequence[tuple[int, int]] = ((ROWS, ROW_NBYTES),) * TILES) -> bytes:
     """Return the description of tiles: rows of each, and bytes of its rows; by default, all are whole.
 
-    Examples
-    --------
     >>> len(configuration())
     64
     """

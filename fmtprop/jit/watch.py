@@ -18,15 +18,8 @@ class _Word(ctypes.Structure):
 class Words:
     """Words of four bytes, and their values when the watch was made.
 
-    Parameters
-    ----------
-    addresses : sequence of int
-        Addresses of the words. The memory must live as long as the watch is asked.
-
-    Raises
-    ------
-    OSError
-        The system allows no executable memory.
+    `addresses`: addresses of the words. The memory must live as long as the watch is asked. Raises OSError if the
+    system allows no executable memory.
     """
 
     def __init__(self, addresses: Sequence[int]) -> None:

@@ -110,20 +110,9 @@ def pack(array: npt.ArrayLike, md: MemoryDesc, out: Array | None = None) -> Arra
 def convert(buffer: npt.ArrayLike, src: MemoryDesc, dst: MemoryDesc) -> Array:
     """Reorder a buffer from the layout `src` to the layout `dst`: the reference of every reorder.
 
-    Parameters
-    ----------
-    src, dst : MemoryDesc
-        Same dims; where the data types differ, elements are rounded and saturated as oneDNN does.
+    `src`, `dst`: same dims; where the data types differ, elements are rounded and saturated as oneDNN does. Raises
+    FormatError if a format is any or opaque, or a NaN would have to become an integer.
 
-    Raises
-    ------
-    ShapeError
-        The dims differ, or the buffer does not fit `src`.
-    FormatError
-        A format is any or opaque, or a NaN would have to become an integer.
-
-    Examples
-    --------
     >>> convert(np.arange(6, dtype=np.float32), MemoryDesc((2, 3)), MemoryDesc((2, 3), tag="ba"))
     array([0., 3., 1., 4., 2., 5.], dtype=float32)
     """
@@ -133,13 +122,7 @@ def convert(buffer: npt.ArrayLike, src: MemoryDesc, dst: MemoryDesc) -> Array:
 
 
 def as_array(values: npt.ArrayLike, label: str) -> Array:
-    """Return `values` as a numpy array.
-
-    Raises
-    ------
-    ShapeError
-        numpy cannot read the values; the message begins with `label`.
-    """
+    """Return `values` as a numpy array."""
     try:
         return np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:  # torch raises the last one

@@ -133,20 +133,8 @@ def cast(array: npt.NDArray[Any], src: DataType, dst: DataType) -> npt.NDArray[A
 
     Floats are rounded to nearest even; integers saturate. A NaN is refused as no integer represents it.
 
-    Parameters
-    ----------
-    array : numpy.ndarray
-        Elements of type `src`, stored as ``src.numpy_dtype``.
-
-    Returns
-    -------
-    numpy.ndarray
-        Same shape, stored as ``dst.numpy_dtype``; `array` itself where the two types are the same.
-
-    Raises
-    ------
-    FormatError
-        A NaN would have to become an integer.
+    `array`: elements of type `src`, stored as ``src.numpy_dtype``. Result: same shape, stored as ``dst.numpy_dtype``;
+    `array` itself where the two types are the same. Raises FormatError if a NaN would have to become an integer.
     """
     if src is dst:
         return array

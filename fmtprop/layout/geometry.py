@@ -21,32 +21,18 @@ INT64_MAX = 2**63 - 1
 class Geometry(NamedTuple):
     """Position of every element of a logical tensor, in elements.
 
-    Attributes
-    ----------
-    dims : tuple of int
-        Logical sizes.
-    strides : tuple of int
-        Elements between neighbouring *outer* blocks along each axis (oneDNN's convention); the ordinary stride if the
-        axis is not blocked.
-    inner_blocks : tuple of InnerBlock
-        Inner blocks, outermost first; they are dense.
-    padded_dims : tuple of int
-        Sizes including padding.
-    padded_offsets : tuple of int
-        Index in the padded tensor of logical index 0, per axis.
-    offset0 : int
-        Position of padded index (0, …, 0).
-
-    References
-    ----------
     ``dnnl_memory_desc_query`` in oneapi/dnnl/dnnl.h; SPEC M3, M4.
     """
 
     dims: tuple[int, ...]
+    #: elements between neighbouring *outer* blocks along each axis (oneDNN's convention); the ordinary stride if the
+    #: axis is not blocked
     strides: tuple[int, ...]
     inner_blocks: tuple[InnerBlock, ...]
     padded_dims: tuple[int, ...]
+    #: index in the padded tensor of logical index 0, per axis
     padded_offsets: tuple[int, ...]
+    #: position of padded index (0, …, 0)
     offset0: int
 
     def blocks(self) -> tuple[int, ...]:
@@ -94,13 +80,7 @@ def axis_name(axis: int) -> str:
 
 
 def check_dims(dims: Iterable[int], label: str = "dims") -> tuple[int, ...]:
-    """Return `dims` as a tuple of Python integers.
-
-    Raises
-    ------
-    ShapeError
-        A size is negative or not an integer, or there are more than 12.
-    """
+    """Return `dims` as a tuple of Python integers."""
     try:
         result = tuple(dims)
     except TypeError:
@@ -121,13 +101,7 @@ def check_dims(dims: Iterable[int], label: str = "dims") -> tuple[int, ...]:
 
 
 def integers(values: Iterable[int], label: str) -> tuple[int, ...]:
-    """Return `values` as a tuple of Python integers (numpy's would overflow).
-
-    Raises
-    ------
-    ShapeError
-        A value is not an integer; the message names `label`.
-    """
+    """Return `values` as a tuple of Python integers (numpy's would overflow)."""
     try:
         return tuple(index(value) for value in values)
     except TypeError:
@@ -135,13 +109,7 @@ def integers(values: Iterable[int], label: str) -> tuple[int, ...]:
 
 
 def integer(value: int, label: str) -> int:
-    """Return `value` as a Python integer.
-
-    Raises
-    ------
-    ShapeError
-        The value is not an integer; the message names `label`.
-    """
+    """Return `value` as a Python integer."""
     try:
         return index(value)
     except TypeError:
@@ -164,13 +132,6 @@ def dense_strides(counts: Sequence[int], order: Sequence[int], innermost: int = 
 def from_tag(dims: tuple[int, ...], tag: FormatTag, offset0: int = 0) -> Geometry:
     """Return the dense geometry of `dims` in the format `tag`.
 
-    Raises
-    ------
-    ShapeError
-        The tag names another number of dimensions.
-
-    References
-    ----------
     SPEC M6; ``fill_blocked`` in oneDNN's src/common/memory_desc_wrapper.cpp.
     """
     if len(tag.order) != len(dims):
@@ -226,16 +187,8 @@ def _free_axes(geometry: Geometry) -> list[int]:
 def check(geometry: Geometry, *, regular: bool) -> None:
     """Refuse a geometry that is inconsistent or puts two elements in one place.
 
-    Parameters
-    ----------
-    regular : bool
-        True to demand SPEC M3, the rule of oneDNN's own descriptors. False to accept every layout in which each
-        dimension steps over all faster ones, as in every view of a regular layout.
-
-    Raises
-    ------
-    ShapeError
-        The geometry is refused; the message names the axes and the rule.
+    `regular`: True to demand SPEC M3, the rule of oneDNN's own descriptors. False to accept every layout in which each
+    dimension steps over all faster ones, as in every view of a regular layout.
     """
     ndim = len(geometry.dims)
     for name in ("strides", "padded_dims", "padded_offsets"):
@@ -310,11 +263,6 @@ def storage_bytes(geometry: Geometry, itemsize: int, elements: int | None = None
 
     The value of ``dnnl_memory_desc_get_size``, or the end of the last position in use if that is larger (oneDNN gives 0
     for a submemory, and too little if all strides of dimensions larger than 1 are 0).
-
-    Raises
-    ------
-    ShapeError
-        The size does not fit 63 bits (oneDNN does not check this and returns a wrong size).
     """
     if 0 in geometry.dims:
         elements = 0
@@ -329,12 +277,7 @@ def storage_bytes(geometry: Geometry, itemsize: int, elements: int | None = None
 
 
 def whole_blocks(geometry: Geometry, axis: int, label: str) -> None:
-    """Refuse an operation on a blocked axis; `label` names it in the message.
-
-    Raises
-    ------
-    FormatError
-    """
+    """Refuse an operation on a blocked axis; `label` names it in the message."""
     for block in geometry.inner_blocks:
         if block.axis == axis:
             raise FormatError(

@@ -17,25 +17,13 @@ def in_place_parts(whole: MemoryDesc, axis: int, sizes: Sequence[int]) -> list[M
     The parts are dense if every axis outside of `axis` in memory has size 1 and, for a blocked `axis`, all parts but
     the last are whole blocks.
 
-    Returns
-    -------
-    list of MemoryDesc or None
-        Each part within the whole (``offset0`` is its first position); None if one of them would not be dense.
+    Result: each part within the whole (``offset0`` is its first position); None if one of them would not be dense.
 
-    Raises
-    ------
-    ShapeError
-        The sizes do not add up to the whole.
-
-    Examples
-    --------
     >>> [part.offset0 for part in in_place_parts(MemoryDesc((1, 48, 5, 5), tag="aBcd16b"), 1, [16, 32])]
     [0, 400]
     >>> in_place_parts(MemoryDesc((1, 48, 5, 5), tag="acdb"), 1, [16, 32]) is None  # channels of a pixel lie together
     True
 
-    References
-    ----------
     oneDNN developer guide, "Memory Format Propagation": kernels are fast on dense tensors only.
     """
     if not 0 <= axis < whole.ndim or sum(sizes) != whole.dims[axis] or min(sizes, default=0) < 0:

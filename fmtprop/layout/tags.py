@@ -43,44 +43,28 @@ _BLOCK = re.compile(r"(\d+)([a-z])")
 
 
 class InnerBlock(NamedTuple):
-    """One inner block of a blocked format.
+    """One inner block of a blocked format."""
 
-    Attributes
-    ----------
-    axis : int
-        Logical axis that is blocked.
-    size : int
-        Number of consecutive elements of that axis in the block.
-    """
-
+    #: logical axis that is blocked
     axis: int
+    #: number of consecutive elements of that axis in the block
     size: int
 
 
 class FormatTag(NamedTuple):
     """A parsed format tag.
 
-    Attributes
-    ----------
-    order : tuple of int
-        Logical axes, outermost first.
-    inner_blocks : tuple of InnerBlock
-        Inner blocks, outermost first.
-    letters : str
-        Letter of every logical axis: ``"abcd"`` for an abstract tag, ``"nchw"`` for a domain alias.
-    alias : str or None
-        The irregular oneDNN name (see :data:`IRREGULAR`) that was parsed; it is printed again.
-
-    Examples
-    --------
     >>> tag = parse_tag("nChw16c")
     >>> str(tag), tag.abstract, tag.order
     ('nChw16c', 'aBcd16b', (0, 1, 2, 3))
     """
 
+    #: logical axes, outermost first
     order: tuple[int, ...]
     inner_blocks: tuple[InnerBlock, ...]
+    #: letter of every logical axis: ``"abcd"`` for an abstract tag, ``"nchw"`` for a domain alias
     letters: str
+    #: the irregular oneDNN name (see :data:`IRREGULAR`) that was parsed; it is printed again
     alias: str | None = None
 
     @property
@@ -113,8 +97,6 @@ def _blocked_axes(inner_blocks: tuple[InnerBlock, ...]) -> tuple[tuple[int, int]
 def format_tag(order: tuple[int, ...], inner_blocks: tuple[InnerBlock, ...] = (), letters: str = LETTERS) -> str:
     """Print a tag.
 
-    Examples
-    --------
     >>> format_tag((0, 1, 2, 3), (InnerBlock(1, 16),), "nchw")
     'nChw16c'
     """
@@ -127,18 +109,8 @@ def format_tag(order: tuple[int, ...], inner_blocks: tuple[InnerBlock, ...] = ()
 def parse_tag(name: str) -> FormatTag:
     """Parse a format tag: abstract, blocked, or a domain alias.
 
-    Parameters
-    ----------
-    name : str
-        For example ``"acdb"``, ``"ABcd4b16a4b"``, ``"nhwc"``, ``"OIhw16i16o"``.
+    `name`: for example ``"acdb"``, ``"ABcd4b16a4b"``, ``"nhwc"``, ``"OIhw16i16o"``.
 
-    Raises
-    ------
-    FormatError
-        `name` is not a tag; the message names the wrong letter or block.
-
-    References
-    ----------
     SPEC M6; ``dnnl_format_tag_t`` in oneapi/dnnl/dnnl_types.h.
     """
     if name == "any":

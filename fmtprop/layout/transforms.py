@@ -29,12 +29,7 @@ def permute_axes(g: Geometry, permutation: tuple[int, ...]) -> Geometry:
 
 
 def inverse_permutation(permutation: tuple[int, ...], ndim: int) -> tuple[int, ...]:
-    """Return the inverse permutation; refuse numbers that are not a permutation of ``0 … ndim-1``.
-
-    Raises
-    ------
-    ShapeError
-    """
+    """Return the inverse permutation; refuse numbers that are not a permutation of ``0 … ndim-1``."""
     if sorted(permutation) != list(range(ndim)):
         raise ShapeError(f"permutation {permutation} must hold each of 0 to {ndim - 1} exactly once")
     inverse = [0] * ndim
@@ -44,12 +39,7 @@ def inverse_permutation(permutation: tuple[int, ...], ndim: int) -> tuple[int, .
 
 
 def check_window(dims: tuple[int, ...], sizes: tuple[int, ...], offsets: tuple[int, ...]) -> None:
-    """Refuse a window that does not lie inside a tensor of size `dims`.
-
-    Raises
-    ------
-    ShapeError
-    """
+    """Refuse a window that does not lie inside a tensor of size `dims`."""
     for name, values in (("submemory dims", sizes), ("submemory offsets", offsets)):
         if len(values) != len(dims):
             raise ShapeError(f"{name} {values} must have one entry per dimension of {dims}")
@@ -132,8 +122,6 @@ def reshape(g: Geometry, dims: tuple[int, ...]) -> Geometry:
     Axes are matched from the last one, in minimal groups of equal volume. A group of one old and one new axis keeps
     its blocks. Any other group must be dense, ordered and neither blocked nor padded.
 
-    References
-    ----------
     ``dnnl_memory_desc_reshape`` in oneapi/dnnl/dnnl.h.
     """
     if prod(d or 1 for d in g.dims) != prod(d or 1 for d in dims) or (0 in g.dims) != (0 in dims):

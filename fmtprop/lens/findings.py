@@ -28,64 +28,36 @@ _SUMS = (
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """oneDNN's executions in the calls of one operator, from one module and one line.
+    """oneDNN's executions in the calls of one operator, from one module and one line."""
 
-    Parameters
-    ----------
-    module, kind : str
-        The module's path and its class; empty outside modules.
-    line : str
-        ``file:line`` of the program.
-    operator : str
-        PyTorch's name.
-    calls, primitives, reorders : int
-        Number of calls, and of oneDNN's executions in them.
-    primitive_seconds, reorder_seconds : float
-        Times of all primitives, reorders included, and of the reorders.
-    weights_seconds : float
-        Time of the reorders that pack weights.
-    activation_seconds : float
-        Time of the reorders of activations between row-major and channels-last or blocked formats.
-    formats : tuple of str
-        The reorders: formats and sizes, each once.
-    """
-
+    #: `module`, `kind`: the module's path and its class; empty outside modules
     module: str
     kind: str
     line: str
     operator: str
+    #: `calls`, `primitives`, `reorders`: number of calls, and of oneDNN's executions in them
     calls: int
     primitives: int
     reorders: int
     primitive_seconds: float
     reorder_seconds: float
     weights_seconds: float
+    #: time of the reorders of activations between row-major and channels-last or blocked formats
     activation_seconds: float
     formats: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Lens:
-    """PyTorch's hidden reorders in one run of a model or program.
-
-    Parameters
-    ----------
-    name : str
-        Name of the model or program.
-    rows : tuple of OperatorRow
-        The costliest reorders first.
-    variants : tuple of Measurement
-        The model in other ways, measured; empty if it was not asked for.
-    subject : str
-        The class of the model that was measured: in a program, the one with the costliest reorders.
-    calls : tuple of OperatorCall
-        The calls of the run; not in the JSON form.
-    """
+    """PyTorch's hidden reorders in one run of a model or program."""
 
     name: str
     rows: tuple[OperatorRow, ...]
+    #: the model in other ways, measured; empty if it was not asked for
     variants: tuple[Measurement, ...] = ()
+    #: the class of the model that was measured: in a program, the one with the costliest reorders
     subject: str = ""
+    #: the calls of the run; not in the JSON form
     calls: tuple[OperatorCall, ...] = field(default=(), repr=False)
 
     @property
@@ -132,10 +104,7 @@ class Lens:
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
         """Return everything as JSON; also write it when a path is given.
 
-        Raises
-        ------
-        FmtpropError
-            The file cannot be written.
+        Raises FmtpropError if the file cannot be written.
         """
         text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
         if path is not None:
@@ -150,10 +119,7 @@ class Lens:
         oneDNN's primitives, hidden reorders among them, are events within the operators. The clock is that of
         :mod:`torch.profiler`: explain a module inside ``torch.profiler.profile()``, and give its export here.
 
-        Raises
-        ------
-        FmtpropError
-            The file cannot be written, or the profile is none.
+        Raises FmtpropError if the file cannot be written, or the profile is none.
         """
         from fmtprop.lens.trace import trace
 

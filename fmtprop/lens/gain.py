@@ -24,17 +24,11 @@ _SAMPLES = 200
 
 @dataclass(frozen=True)
 class Gain:
-    """Seconds that a run saves.
+    """Seconds that a run saves."""
 
-    Parameters
-    ----------
-    seconds : float
-        The mean over the turns, without the tenth at either end; negative for a loss.
-    low_seconds, high_seconds : float
-        An interval of 95 %.
-    """
-
+    #: the mean over the turns, without the tenth at either end; negative for a loss
     seconds: float
+    #: `low_seconds`, `high_seconds`: an interval of 95 %
     low_seconds: float
     high_seconds: float
 
@@ -52,40 +46,25 @@ class Gain:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A way to run a model.
+    """A way to run a model."""
 
-    Parameters
-    ----------
-    name : str
-        ``eager``, ``channels_last``, ``mkldnn``, ``inductor`` or ``fmtprop``.
-    seconds : float
-        Median time of a run; 0 if it failed.
-    gain : Gain, optional
-        Seconds that a run saves relative to the run of eager in the same turn; None for eager, and if it failed.
-    reorders : int
-        Reorders that oneDNN executed in a run.
-    reorder_seconds : float
-        Time of these reorders.
-    error : float
-        Largest error relative to eager.
-    failure : str
-        The reason why the model cannot run in this way; empty if it can.
-    """
-
+    #: ``eager``, ``channels_last``, ``mkldnn``, ``inductor`` or ``fmtprop``
     name: str
+    #: median time of a run; 0 if it failed
     seconds: float = 0.0
+    #: seconds that a run saves relative to the run of eager in the same turn; None for eager, and if it failed
     gain: Gain | None = None
+    #: reorders that oneDNN executed in a run
     reorders: int = 0
     reorder_seconds: float = 0.0
     error: float = 0.0
+    #: the reason why the model cannot run in this way; empty if it can
     failure: str = ""
 
 
 def gain_of(turns: Sequence[Sequence[float]]) -> Gain:
     """Return the sum of the parts' trimmed means, with the interval of sums over random samples of the turns.
 
-    Examples
-    --------
     >>> gain_of([[1.0, 3.0], [1.0, 5.0], [1.0, 4.0]]).seconds
     5.0
     """

@@ -26,11 +26,8 @@ from fmtprop.lens.variants import FAILURES
 def main(arguments: list[str]) -> None:
     """Run a program, and write the tracer's findings, however the program ends.
 
-    Parameters
-    ----------
-    arguments : list of str
-        The folder for ``lens.json`` and ``trace.json``, the other ways to run the costliest module, separated by
-        commas, then the program (``-m MODULE`` or a path) and its own arguments.
+    `arguments`: the folder for ``lens.json`` and ``trace.json``, the other ways to run the costliest module, separated
+    by commas, then the program (``-m MODULE`` or a path) and its own arguments.
     """
     folder, ways, *words = arguments
     ended: SystemExit | None = None

@@ -41,31 +41,19 @@ _WAIT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """One call of an operator in which oneDNN executed something.
-
-    Parameters
-    ----------
-    operator : str
-        Such as ``aten.convolution.default``.
-    module, kind : str
-        The module's path below the outermost one, and its class; empty outside modules.
-    line : str
-        ``file:line`` of the user's program.
-    executions : tuple of Execution
-        oneDNN's log of the call.
-    start_seconds, seconds : float
-        Its beginning, in seconds since 1970, and its time.
-    thread : int
-        The operating system's number of the thread.
-    """
+    """One call of an operator in which oneDNN executed something."""
 
     operator: str
+    #: `module`, `kind`: the module's path below the outermost one, and its class; empty outside modules
     module: str
     kind: str
+    #: ``file:line`` of the user's program
     line: str
     executions: tuple[Execution, ...]
+    #: `start_seconds`, `seconds`: its beginning, in seconds since 1970, and its time
     start_seconds: float
     seconds: float
+    #: the operating system's number of the thread
     thread: int
 
 
@@ -105,20 +93,11 @@ class _Modules(threading.local):
 
 @dataclass
 class CalledModule:
-    """A module that a program calls, with the inputs of its last call.
-
-    Parameters
-    ----------
-    module : torch.nn.Module
-        An outermost module.
-    inputs : tuple
-        Its positional arguments.
-    seconds : float
-        Time of the reorders in its calls.
-    """
+    """A module that a program calls, with the inputs of its last call."""
 
     module: torch.nn.Module
     inputs: tuple[Any, ...]
+    #: time of the reorders in its calls
     seconds: float = 0.0
 
 
@@ -138,10 +117,7 @@ class Tracer:
 
         Executions without a watcher, such as those of a forked process, stay in the standard output.
 
-        Raises
-        ------
-        FmtpropError
-            PyTorch has no oneDNN, or its log cannot be switched on.
+        Raises FmtpropError if PyTorch has no oneDNN, or its log cannot be switched on.
         """
         with ExitStack() as stack:
             sink = stack.enter_context(tempfile.TemporaryFile(mode="w+b", buffering=0))
@@ -240,13 +216,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def logging() -> Iterator[None]:
-    """Switch on the log of PyTorch's own oneDNN.
-
-    Raises
-    ------
-    FmtpropError
-        PyTorch has no oneDNN, or its log cannot be switched on.
-    """
+    """Switch on the log of PyTorch's own oneDNN."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         raise FmtpropError("this PyTorch has no oneDNN (torch.backends.mkldnn.is_available() is False): nothing to see")
     # the first line of a process that is logged decides for all of them

@@ -36,10 +36,7 @@ def measure(
 ) -> tuple[Measurement, ...]:
     """Run a model in several ways, in turns.
 
-    Parameters
-    ----------
-    repeats : int
-        Least number of turns. More follow while a gain is uncertain, for some seconds.
+    `repeats`: least number of turns. More follow while a gain is uncertain, for some seconds.
     """
     runs: dict[str, Run] = {"eager": lambda: module(*inputs)}
     failed: dict[str, Measurement] = {}

@@ -24,8 +24,6 @@ def computable(call: Call, *values: Value | None) -> bool:
 def ints(value: int | Sequence[int], count: int) -> tuple[int, ...]:
     """Return an ATen int list of the schema kind ``int[2]``, in which one number means all axes.
 
-    Examples
-    --------
     >>> ints(3, 2), ints([1], 2), ints([1, 2], 2)
     ((3, 3), (1, 1), (1, 2))
     """
@@ -36,8 +34,6 @@ def ints(value: int | Sequence[int], count: int) -> tuple[int, ...]:
 def axes_of(value: Any, ndim: int) -> tuple[int, ...]:
     """Return axes as sorted non-negative numbers; None and an empty list mean all axes.
 
-    Examples
-    --------
     >>> axes_of([-1, -2], 4), axes_of(None, 2)
     ((2, 3), (0, 1))
     """

@@ -30,23 +30,15 @@ T = TypeVar("T")
 class Attention(Attrs):
     """Attributes of attention.
 
-    Parameters
-    ----------
-    scale : float
-        Factor of the products of queries and keys.
-    limit : int, optional
-        Query i has weights for keys up to i + limit, at least one; 0 is the causal mask of as many keys as queries.
-        None: for all keys.
-    lowest : float
-        Lower bound of masked scores: with it, a query without visible keys gets an average, not NaN.
-
-    References
-    ----------
     Vaswani et al., "Attention Is All You Need", 2017, section 3.2.1.
     """
 
+    #: factor of the products of queries and keys
     scale: float = 1.0
+    #: query i has weights for keys up to i + limit, at least one; 0 is the causal mask of as many keys as queries.
+    #: None: for all keys.
     limit: int | None = None
+    #: lower bound of masked scores: with it, a query without visible keys gets an average, not NaN
     lowest: float = -inf
 
     def __post_init__(self) -> None:

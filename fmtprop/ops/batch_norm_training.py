@@ -33,26 +33,11 @@ from fmtprop.ops.sum import Sum
 class BatchStatistics(Attrs):
     """Attributes of batch normalization by the batch's own statistics, and of its gradients.
 
-    Parameters
-    ----------
-    epsilon : float
-        Added to the variance.
-    function : {"", "relu", "clip"}
-        The function of the normalized numbers. It gives the result; the gradient is by the normalized numbers.
-    alpha, beta : float
-        Parameters of the function.
-
-    Raises
-    ------
-    ShapeError
-        There is no such function.
-
-    References
-    ----------
     oneDNN developer guide, "Batch Normalization", forward training and backward propagation.
     """
 
     epsilon: float = 1e-5
+    #: the function of the normalized numbers. It gives the result; the gradient is by the normalized numbers.
     function: str = ""
     alpha: float = 0.0
     beta: float = 0.0

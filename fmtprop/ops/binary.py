@@ -54,16 +54,10 @@ _COMPARISONS = frozenset({"eq", "ne", "gt", "ge", "lt", "le"})
 class Binary(Attrs):
     """Attributes of an element-wise function of two operands.
 
-    Parameters
-    ----------
-    alg : str
-        oneDNN's algorithm name without ``binary_``. Comparisons give 1 and 0 in the operands' own data type.
-
-    References
-    ----------
     oneDNN developer guide, "Binary".
     """
 
+    #: oneDNN's algorithm name without ``binary_``. Comparisons give 1 and 0 in the operands' own data type.
     alg: str
 
     def __post_init__(self) -> None:

@@ -40,21 +40,8 @@ def emit(
 ) -> Value:
     """Add a node, infer its result types and return its first result.
 
-    Parameters
-    ----------
-    inputs : mapping of str to Value or None
-        Operands by name; None for an absent optional one.
-    name : str, optional
-        Node name; by default the op's short name and a number.
-    before : str, optional
-        The node that takes its turn after the new one. Default: the new one is last.
-
-    Raises
-    ------
-    ShapeError
-        Operand types do not fit; the message names node, operand and axis.
-    GraphError
-        Unknown op, operand or attribute class.
+    `inputs`: operands by name; None for an absent optional one. `name`: node name; by default the op's short name and a
+    number. `before`: the node that takes its turn after the new one. Default: the new one is last.
     """
     declaration = opdef(op)
     present = {operand: value for operand, value in inputs.items() if value is not None}
@@ -77,13 +64,9 @@ def emit(
 def primitive_of(problem: str, extra: Callable[[Any], Mapping[str, Any]] | None = None) -> Primitive:
     """Return the lowering rule of an op that is one of oneDNN's primitives.
 
-    Parameters
-    ----------
-    problem : str
-        Class of :mod:`fmtprop.dnnl`, such as ``"Softmax"``. Its fields have the names of operands, results or
-        attributes; the value of ``alg`` begins with the primitive's name.
-    extra : callable, optional
-        ``attrs -> fields`` for fields with other names than the attributes.
+    `problem`: class of :mod:`fmtprop.dnnl`, such as ``"Softmax"``. Its fields have the names of operands, results or
+    attributes; the value of ``alg`` begins with the primitive's name. `extra`: ``attrs -> fields`` for fields with
+    other names than the attributes.
     """
 
     def primitive(attrs: Any, descs: Natives, attr: NativeAttr) -> Lowering:
@@ -135,13 +118,7 @@ def by_autograd(
 
 
 def check_alike(types: Mapping[str, TensorType], name: str, other: str) -> None:
-    """Refuse an operand with other dims than another operand.
-
-    Raises
-    ------
-    ShapeError
-        The dims differ.
-    """
+    """Refuse an operand with other dims than another operand."""
     if types[name].dims != types[other].dims:
         raise ShapeError(f"{name} has dims {types[name].dims} but {other} has {types[other].dims}")
 
@@ -179,14 +156,8 @@ class Copying:
 
     A step may also make the call alone and keep the results.
 
-    Parameters
-    ----------
-    call : functools.partial
-        The call.
-    places : sequence of torch.Tensor or None
-        The place of each result; None for one without readers.
-    may_share : bool
-        Whether a result may share memory with an argument.
+    `places`: the place of each result; None for one without readers. `may_share`: whether a result may share memory
+    with an argument.
     """
 
     __slots__ = ("call", "may_share", "places")
@@ -195,13 +166,7 @@ class Copying:
         self.call, self.places, self.may_share = call, places, may_share
 
     def __call__(self) -> None:
-        """Make the call and the copies.
-
-        Raises
-        ------
-        UnsupportedOpError
-            A result has another shape than its place.
-        """
+        """Make the call and the copies."""
         for place, value in zip(self.places, several(self.call()), strict=True):
             if place is None:
                 continue
@@ -219,13 +184,6 @@ def only(types: Mapping[str, TensorType], *names: str) -> tuple[TensorType, ...]
 def operand_list(name: str, operands: Mapping[str, T]) -> list[T]:
     """Return the inputs of a variadic operand in order: ``name_0``, ``name_1``, ….
 
-    Raises
-    ------
-    ShapeError
-        A number is missing.
-
-    Examples
-    --------
     >>> operand_list("src", {"src_1": "b", "src_0": "a", "dst": "c"})
     ['a', 'b']
     """
@@ -243,13 +201,7 @@ FEW_SUMMANDS = 512
 
 
 def check_summands(op: str, count: int) -> None:
-    """Refuse a sum of too many numbers: oneDNN and our kernels add one after the other, PyTorch adds in a tree.
-
-    Raises
-    ------
-    UnsupportedOpError
-        There are too many numbers.
-    """
+    """Refuse a sum of too many numbers: oneDNN and our kernels add one after the other, PyTorch adds in a tree."""
     if count > MOST_SUMMANDS:
         raise UnsupportedOpError(
             f"{op}: oneDNN adds {count} numbers one after the other in f32, of which at most {MOST_SUMMANDS} leave "
@@ -276,8 +228,6 @@ def is_native(*types: TensorType) -> bool:
 
     Importers decline others, so that integers, booleans, f64, scalars and very high ranks run on the reference target.
 
-    Examples
-    --------
     >>> is_native(TensorType((2, 3), "f32")), is_native(TensorType((2, 3), "s64")), is_native(TensorType(()))
     (True, False, False)
     """
@@ -287,8 +237,6 @@ def is_native(*types: TensorType) -> bool:
 def promoted(*types: TensorType) -> DataType:
     """Return the floating-point type that PyTorch's promotion gives operands of these types, none of them a scalar.
 
-    Examples
-    --------
     >>> promoted(TensorType((2,), "bf16"), TensorType((2,), "f32")).value
     'f32'
     """
@@ -299,13 +247,6 @@ def promoted(*types: TensorType) -> DataType:
 def normalised_axis(axis: int, ndim: int) -> int:
     """Return the axis counted from the front; a negative one counts from the end.
 
-    Raises
-    ------
-    ShapeError
-        The window is not inside the tensor.
-
-    Examples
-    --------
     >>> normalised_axis(-1, 4)
     3
     """

@@ -28,16 +28,10 @@ from fmtprop.ops.view_attrs import permuted, reshaped, windowed
 class Concat(Attrs):
     """Attributes of a concatenation.
 
-    Parameters
-    ----------
-    axis : int
-        The axis along which the sources follow each other, from 0.
-
-    References
-    ----------
     oneDNN developer guide, "Concat".
     """
 
+    #: the axis along which the sources follow each other, from 0
     axis: int
 
     def __post_init__(self) -> None:

@@ -42,32 +42,19 @@ C = TypeVar("C", bound="Window")
 class Window(Attrs):
     """Attributes that a convolution and a deconvolution have, one number per spatial axis.
 
-    Parameters
-    ----------
-    strides : tuple of int
-        Step of the window, over src of a convolution and dst of a deconvolution, at least 1.
-    dilates : tuple of int
-        Positions skipped between two taps; 0 is dense (PyTorch's dilation minus 1).
-    pad_l, pad_r : tuple of int
-        Zeros before and after the source of a convolution, or positions cut off dst of a deconvolution. PyTorch's
-        ``output_padding`` is subtracted from a deconvolution's ``pad_r``, which is negative down to ``1 - stride``.
-    groups : int
-        Number of channel groups. The weights are [O, I, k…], with groups > 1 [G, O/G, I/G, k…].
-
-    Raises
-    ------
-    ShapeError
-        A value is out of range, or lengths differ.
-
-    References
-    ----------
     oneDNN developer guide, "Convolution".
     """
 
+    #: step of the window, over src of a convolution and dst of a deconvolution, at least 1
     strides: tuple[int, ...]
+    #: positions skipped between two taps; 0 is dense (PyTorch's dilation minus 1)
     dilates: tuple[int, ...]
+    #: `pad_l`, `pad_r`: zeros before and after the source of a convolution, or positions cut off dst of a
+    #: deconvolution. PyTorch's ``output_padding`` is subtracted from a deconvolution's ``pad_r``, which is negative
+    #: down to ``1 - stride``.
     pad_l: tuple[int, ...]
     pad_r: tuple[int, ...]
+    #: number of channel groups. The weights are [O, I, k…], with groups > 1 [G, O/G, I/G, k…].
     groups: int = 1
 
     @classmethod
@@ -82,8 +69,6 @@ class Window(Attrs):
     ) -> C:
         """Return attributes that are the same on all `ndim` spatial axes; padding is symmetric unless `pad_r` is given.
 
-        Examples
-        --------
         >>> Conv.make(2, pad_l=1)
         Conv(strides=(1, 1), dilates=(0, 0), pad_l=(1, 1), pad_r=(1, 1), groups=1)
         """
@@ -111,15 +96,7 @@ class Conv(Window):
 def check_channels(types: Mapping[str, TensorType], spatial: int, groups: int) -> int:
     """Check ranks, channels and bias of a (de)convolution and return the number of output channels.
 
-    Parameters
-    ----------
-    types : mapping of str to TensorType
-        Types of ``src`` [N, I, …], ``weights`` [O, I, k…] or [G, O/G, I/G, k…] and perhaps ``bias`` [O].
-
-    Raises
-    ------
-    ShapeError
-        They do not fit.
+    `types`: types of ``src`` [N, I, …], ``weights`` [O, I, k…] or [G, O/G, I/G, k…] and perhaps ``bias`` [O].
     """
     src, weights = types["src"].dims, types["weights"].dims
     if len(src) != spatial + 2:
@@ -174,10 +151,7 @@ def primitive(attrs: Conv, descs: Natives, attr: NativeAttr) -> Lowering:
     A depthwise convolution among the post-ops changes dst: oneDNN takes the descriptor of its source, and answers with
     the descriptor of its result.
 
-    Raises
-    ------
-    UnsupportedOpError
-        dst after a depthwise convolution is in a format without a tag.
+    Raises UnsupportedOpError if dst after a depthwise convolution is in a format without a tag.
     """
     fused = attr is not None and any(op.kind == "convolution" for op in attr.ops)
     asked = descs["dst"].desc
@@ -228,13 +202,7 @@ def _as_inner_product(attrs: Conv, descs: Natives, attr: NativeAttr) -> Lowering
 
 
 def _check_pointwise(attrs: Conv, descs: Natives) -> None:
-    """Check that every output depends on the channels at one position only.
-
-    Raises
-    ------
-    UnsupportedOpError
-        An output depends on several positions.
-    """
+    """Check that every output depends on the channels at one position only."""
     plain = {1} == set(attrs.strides) and not any((*attrs.pad_l, *attrs.pad_r)) and attrs.groups == 1
     kernel = descs["weights"].dims[2:]
     if not plain or set(kernel) != {1}:
@@ -254,12 +222,8 @@ def import_convolution(
 ) -> Value | None:
     """Emit a convolution from any of the ATen forms.
 
-    Parameters
-    ----------
-    call : Call
-        With arguments ``input, weight, bias, stride, dilation, groups``.
-    pads : callable
-        ``(kernel, dilates) -> (pad_l, pad_r)``.
+    `call`: with arguments ``input, weight, bias, stride, dilation, groups``. `pads`: ``(kernel, dilates) -> (pad_l,
+    pad_r)``.
     """
     src, weights, bias = call["input"], call["weight"], call["bias"]
     if not computable(call, src, weights, bias):

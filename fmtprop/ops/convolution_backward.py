@@ -32,21 +32,8 @@ from fmtprop.ops.view_attrs import reshaped
 class ConvGradient(Attrs):
     """Attributes of a convolution's gradient: those of the convolution, and the dims of the result.
 
-    Parameters
-    ----------
-    strides, dilates, pad_l, pad_r, groups : see :class:`~fmtprop.ops.convolution.Conv`
-    dims : tuple of int
-        Dims of the result, which are those of the source or of the weights.
-    bias : bool
-        Whether the gradient by the bias is a second result of the gradient by the weights.
+    Raises ShapeError if a value is out of range, or lengths differ.
 
-    Raises
-    ------
-    ShapeError
-        A value is out of range, or lengths differ.
-
-    References
-    ----------
     oneDNN developer guide, "Convolution", backward propagation.
     """
 
@@ -55,7 +42,9 @@ class ConvGradient(Attrs):
     pad_l: tuple[int, ...]
     pad_r: tuple[int, ...]
     groups: int
+    #: dims of the result, which are those of the source or of the weights
     dims: tuple[int, ...]
+    #: whether the gradient by the bias is a second result of the gradient by the weights
     bias: bool = False
 
     def __post_init__(self) -> None:

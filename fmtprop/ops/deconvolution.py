@@ -39,8 +39,6 @@ from fmtprop.ops.window import extent, products, torch_padding
 class Deconv(Window):
     """Attributes of a deconvolution, as of :class:`~fmtprop.ops.convolution.Window`.
 
-    References
-    ----------
     oneDNN developer guide, "Convolution", section "Deconvolution".
     """
 

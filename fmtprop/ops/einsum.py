@@ -27,24 +27,16 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass(frozen=True)
 class Contraction:
-    """The matrix product of an equation: a name for each axis.
+    """The matrix product of an equation: a name for each axis."""
 
-    Parameters
-    ----------
-    batch : str
-        Axes of the result before rows and columns; a factor that lacks one is broadcast along it.
-    rows, columns : str
-        Axes of the left and of the right factor alone, in the order of the result.
-    summed : str
-        Axes of both factors that the result lacks.
-    swapped : bool
-        Whether the left factor is the second operand.
-    """
-
+    #: axes of the result before rows and columns; a factor that lacks one is broadcast along it
     batch: str
+    #: `rows`, `columns`: axes of the left and of the right factor alone, in the order of the result
     rows: str
     columns: str
+    #: axes of both factors that the result lacks
     summed: str
+    #: whether the left factor is the second operand
     swapped: bool = False
 
     @property
@@ -58,8 +50,6 @@ def contraction(left: str, right: str, result: str) -> Contraction | None:
 
     Axes of one factor can be batch axes as well, if the result then needs no permutation.
 
-    Examples
-    --------
     >>> contraction("bhid", "bhjd", "bhij")
     Contraction(batch='bh', rows='i', columns='j', summed='d', swapped=False)
     >>> contraction("ij", "bjw", "biw").batch

@@ -88,18 +88,10 @@ def is_usual(alpha: float, beta: float) -> bool:
 class Eltwise(Attrs):
     """Attributes of an element-wise function.
 
-    Parameters
-    ----------
-    alg : str
-        oneDNN's algorithm name without ``eltwise_``.
-    alpha, beta : float
-        The algorithm's parameters.
-
-    References
-    ----------
     oneDNN developer guide, "Eltwise".
     """
 
+    #: oneDNN's algorithm name without ``eltwise_``
     alg: str
     alpha: float = 0.0
     beta: float = 0.0

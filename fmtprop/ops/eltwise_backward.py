@@ -49,25 +49,13 @@ _LOSES = {"elu": frozenset({"nan"}), "hardswish": frozenset({"nan"}), "mish": fr
 class EltwiseGradient(Attrs):
     """Attributes of the gradient of an element-wise function: those of the function, and the operand that is read.
 
-    Parameters
-    ----------
-    alg, alpha, beta : see :class:`~fmtprop.ops.eltwise.Eltwise`
-    by_result : bool
-        Whether it reads the function's result, ``dst``, instead of ``src``.
-
-    Raises
-    ------
-    ShapeError
-        There is no such algorithm.
-
-    References
-    ----------
     oneDNN developer guide, "Eltwise", backward propagation.
     """
 
     alg: str
     alpha: float = 0.0
     beta: float = 0.0
+    #: whether it reads the function's result, ``dst``, instead of ``src``
     by_result: bool = False
 
     def __post_init__(self) -> None:

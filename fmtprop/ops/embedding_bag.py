@@ -32,27 +32,14 @@ DISORDERED = "offsets must start with 0, must not decrease, and must not exceed 
 class EmbeddingBag(Attrs):
     """Attributes of an embedding bag.
 
-    Parameters
-    ----------
-    mode : str
-        ``"sum"``, ``"mean"`` or ``"max"`` of a bag's rows; an empty bag gives 0.
-    padding : int
-        Index that bags leave out; -1 if there is none.
-    has_last : bool
-        Whether the last offset is the end of the last bag; otherwise all indices are.
-
-    Raises
-    ------
-    ShapeError
-        There is no such mode.
-
-    References
-    ----------
     ``torch.nn.functional.embedding_bag``.
     """
 
+    #: ``"sum"``, ``"mean"`` or ``"max"`` of a bag's rows; an empty bag gives 0
     mode: str
+    #: index that bags leave out; -1 if there is none
     padding: int = -1
+    #: whether the last offset is the end of the last bag; otherwise all indices are
     has_last: bool = False
 
     def __post_init__(self) -> None:

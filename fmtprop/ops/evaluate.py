@@ -25,15 +25,9 @@ from fmtprop.system.printable import first_line
 def evaluate(graph: Graph, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """Run a graph at any stage.
 
-    Raises
-    ------
-    InputError
-        An input is missing, unknown or of another type, or an op does not exist for these numbers.
-    GraphError
-        The graph is malformed.
+    Raises InputError if an input is missing, unknown or of another type, or an op does not exist for these numbers, and
+    GraphError if the graph is malformed.
 
-    Examples
-    --------
     >>> from fmtprop.ir import TensorType
     >>> from fmtprop.ops import Eltwise, emit
     >>> g = Graph("tiny")

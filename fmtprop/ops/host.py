@@ -111,10 +111,8 @@ def reference(attrs: HostCall, tensors: Mapping[str, torch.Tensor]) -> tuple[tor
 def make_host_call(call: Call) -> tuple[Value, ...]:
     """Add the node of an unchanged call.
 
-    Raises
-    ------
-    UnsupportedOpError
-        The call changes its arguments, is random, or has an argument or a result that a graph cannot hold.
+    Raises UnsupportedOpError if the call changes its arguments, is random, or has an argument or a result that a graph
+    cannot hold.
     """
     attrs, inputs = host_call(call.target, call.args)
     first = call.emit("aten", inputs, attrs)

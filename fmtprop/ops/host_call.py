@@ -45,30 +45,15 @@ _TARGET = re.compile(r"(\w+)\.(\w+)\.(\w+)", re.ASCII)
 class HostCall(Attrs):
     """One call of an overload.
 
-    Parameters
-    ----------
-    target : str
-        Overload name, such as ``"aten.cumsum.default"``.
-    arguments : str
-        JSON object: arguments by schema name, without those at their default. A tensor is ``{"tensor": "src_0"}``, a
-        complex tensor ``{"parts": "src_0"}``, as a graph has its parts; a float that JSON lacks is
-        ``{"float": "inf"}``, a complex number ``{"complex": [0.0, 1.0]}``; data types, devices, layouts and memory
-        formats are their names.
-
-    Raises
-    ------
-    UnsupportedOpError
-        The target is no name of an overload, or of one that reads files.
-    GraphError
-        The arguments are not a JSON object.
-
-    Examples
-    --------
     >>> HostCall("aten.cumsum.default", '{"self": {"tensor": "src_0"}, "dim": 1}').target
     'aten.cumsum.default'
     """
 
+    #: overload name, such as ``"aten.cumsum.default"``
     target: str
+    #: JSON object: arguments by schema name, without those at their default. A tensor is ``{"tensor": "src_0"}``, a
+    #: complex tensor ``{"parts": "src_0"}``, as a graph has its parts; a float that JSON lacks is ``{"float": "inf"}``,
+    #: a complex number ``{"complex": [0.0, 1.0]}``; data types, devices, layouts and memory formats are their names.
     arguments: str
 
     def __post_init__(self) -> None:
@@ -83,13 +68,7 @@ class HostCall(Attrs):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> HostCall:
-        """Build from a dictionary, perhaps of a file: so overloads of other libraries are refused.
-
-        Raises
-        ------
-        UnsupportedOpError
-            The target is not in one of the namespaces that hold functions of tensors.
-        """
+        """Build from a dictionary, perhaps of a file: so overloads of other libraries are refused."""
         call = super().from_json(data)
         if call.target.split(".")[0] not in NAMESPACES:
             raise UnsupportedOpError(
@@ -117,14 +96,9 @@ class CallOperand(NamedTuple):
 
 @dataclass(frozen=True)
 class Parts:
-    """A complex tensor as its parts: a real tensor with one more axis of size 2.
+    """A complex tensor as its parts: a real tensor with one more axis of size 2."""
 
-    Parameters
-    ----------
-    value : Value
-        The real tensor, as of ``torch.view_as_real``.
-    """
-
+    #: the real tensor, as of ``torch.view_as_real``
     value: Value
 
 
@@ -149,12 +123,8 @@ def is_elementwise(attrs: HostCall) -> bool:
 def prepare(call: HostCall) -> Resolved:
     """Resolve a call.
 
-    Raises
-    ------
-    UnsupportedOpError
-        This PyTorch has no such function of tensors, or the call changes its arguments or is random.
-    GraphError
-        An argument is missing, unknown or of another kind.
+    Raises UnsupportedOpError if this PyTorch has no such function of tensors, or the call changes its arguments or is
+    random.
     """
     function = _resolve(call.target)
     given = json.loads(call.arguments)
@@ -220,13 +190,8 @@ def _check_deterministic(function: Any, values: Mapping[str, Any]) -> None:
 def draws_random_numbers(function: Any, arguments: Mapping[str, Any]) -> bool:
     """Return whether a call of an overload with these arguments is random.
 
-    Parameters
-    ----------
-    arguments : mapping
-        Arguments by schema name; a missing one has its default.
+    `arguments`: arguments by schema name; a missing one has its default.
 
-    Examples
-    --------
     >>> aten = torch.ops.aten
     >>> draws_random_numbers(aten.dropout.default, {"p": 0.5, "train": False})
     False
@@ -306,8 +271,6 @@ _NAMED: dict[str, Callable[[str, str], Any]] = {
 def host_call(target: str, arguments: Mapping[str, Any]) -> tuple[HostCall, dict[str, Value]]:
     """Return the attributes and the operands of a call.
 
-    Examples
-    --------
     >>> attrs, inputs = host_call("aten.cat.default", {"tensors": [Value("x"), Value("y"), Value("x")], "dim": 1})
     >>> attrs.arguments
     '{"tensors": [{"tensor": "src_0"}, {"tensor": "src_1"}, {"tensor": "src_0"}], "dim": 1}'

@@ -43,12 +43,7 @@ def _made(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def make_call(attrs: HostCall, tensors: Mapping[str, torch.Tensor], run: _Run = _made) -> tuple[torch.Tensor, ...]:
     """Make a call; return complex results as their parts.
 
-    Raises
-    ------
-    UnsupportedOpError
-        A result is no tensor.
-    GraphError
-        An operand is missing.
+    Raises UnsupportedOpError if a result is no tensor, and GraphError if an operand is missing.
     """
     results = _results(attrs, tensors, run)
     return tuple(torch.view_as_real(r.resolve_conj().resolve_neg()) if r.is_complex() else r for r in results)

@@ -30,8 +30,6 @@ from fmtprop.ops.regrouping import Regrouping
 class InnerProduct(Attrs):
     """Attributes of an inner product: none.
 
-    References
-    ----------
     oneDNN developer guide, "Inner Product".
     """
 

@@ -26,18 +26,12 @@ _BYTE = 256
 
 @dataclass(frozen=True)
 class Lookup(Attrs):
-    """Attributes of a function by a table.
+    """Attributes of a function by a table."""
 
-    Parameters
-    ----------
-    src, dst : tuple of (float, int, int, bool)
-        Scale, least and largest multiple of each grid, and whether its bytes must be signed.
-    table : tuple of int
-        For each byte of the source, read without sign, the byte of the result, without sign.
-    """
-
+    #: `src`, `dst`: scale, least and largest multiple of each grid, and whether its bytes must be signed
     src: tuple[float, int, int, bool]
     dst: tuple[float, int, int, bool]
+    #: for each byte of the source, read without sign, the byte of the result, without sign
     table: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -48,10 +42,7 @@ class Lookup(Attrs):
     def of(cls, src: Grid, dst: Grid, results: torch.Tensor) -> Lookup:
         """Return the table of a function.
 
-        Parameters
-        ----------
-        results : torch.Tensor
-            Its results for :func:`numbers_of` the source's grid, in this order.
+        `results`: its results for :func:`numbers_of` the source's grid, in this order.
         """
         table = to_bytes(results.flatten(), dst).view(torch.uint8)
         read, made = ((grid.scale, grid.low, grid.high, grid.signed) for grid in (src, dst))

@@ -32,28 +32,15 @@ ALGORITHMS = ("across_channels", "within_channel")
 class Lrn(Attrs):
     """Attributes of local response normalization: ``dst = src · (k + alpha · mean(src²))^-beta``.
 
-    Parameters
-    ----------
-    alg : str
-        ``"across_channels"``: the mean is over `size` neighbouring channels; ``"within_channel"``: over a window of
-        `size` positions along every spatial axis. Positions outside count as zeros.
-    size : int
-        Extent of the neighbourhood; odd, so that it has a middle.
-    alpha, beta, k : float
-        As in the formula; PyTorch's ``LocalResponseNorm`` uses the same convention.
-
-    Raises
-    ------
-    ShapeError
-        Unknown algorithm, or a size that is even or less than 1.
-
-    References
-    ----------
     oneDNN developer guide, "Local Response Normalization (LRN)".
     """
 
+    #: ``"across_channels"``: the mean is over `size` neighbouring channels; ``"within_channel"``: over a window of
+    #: `size` positions along every spatial axis. Positions outside count as zeros.
     alg: str = "across_channels"
+    #: extent of the neighbourhood; odd, so that it has a middle
     size: int = 5
+    #: `alpha`, `beta`, `k`: as in the formula; PyTorch's ``LocalResponseNorm`` uses the same convention
     alpha: float = 1e-4
     beta: float = 0.75
     k: float = 1.0

@@ -47,8 +47,6 @@ _HIDDEN = 1e30
 class MatMul(Attrs):
     """Attributes of a matrix product: none; transposition is a `permute` view of the operand.
 
-    References
-    ----------
     oneDNN developer guide, "Matrix Multiplication".
     """
 
@@ -115,13 +113,7 @@ def primitive(attrs: MatMul, descs: Natives, attr: NativeAttr) -> Lowering:
     If one matrix multiplies a whole batch, all leading axes of src, bias, dst and the second sources of binary post-ops
     become one axis; `any` means row-major for src and dst then.
 
-    Raises
-    ------
-    FormatError
-        The format of src or dst cannot express its leading axes as one.
-    UnsupportedOpError
-        A bias or post-op operand varies along some, but not all, of the axes that become one; the sums have no
-        summands.
+    Raises FormatError if the format of src or dst cannot express its leading axes as one.
     """
     ndim = len(descs["src"].dims)
     if 0 in descs["weights"].dims[-2:-1]:
@@ -153,13 +145,7 @@ def _as_convolution(attrs: MatMul, descs: Natives, attr: NativeAttr) -> Lowering
 
 
 def _check_linear(descs: Natives) -> None:
-    """Check that one matrix multiplies all rows and that the bias is one row.
-
-    Raises
-    ------
-    UnsupportedOpError
-        There are several matrices, or the bias is no row.
-    """
+    """Check that one matrix multiplies all rows and that the bias is one row."""
     weights, bias = descs["weights"].dims, descs.get("bias")
     if len(weights) != 2:
         raise UnsupportedOpError(f"matmul: weights of dims {weights} differ from batch to batch; only matmul has that")
@@ -188,10 +174,7 @@ def _batch(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
 def import_product(call: Call, src: Value, weights: Value, bias: Value | None = None) -> Value | None:
     """Emit a matrix product with the meaning of ``torch.matmul``: vectors, broadcast of missing batch axes.
 
-    Parameters
-    ----------
-    src, weights : Value
-        Left and right factor, of rank 1 or more.
+    `src`, `weights`: left and right factor, of rank 1 or more.
     """
     if not computable(call, src, weights, bias) or call.type(src).dims[-1] == 0:
         return None  # oneDNN does not write sums without summands

@@ -39,13 +39,6 @@ if TYPE_CHECKING:
 class BatchNorm(Attrs):
     """Attributes of batch normalization with given statistics.
 
-    Parameters
-    ----------
-    epsilon : float
-        Added to the variance.
-
-    References
-    ----------
     oneDNN developer guide, "Batch Normalization".
     """
 
@@ -56,13 +49,6 @@ class BatchNorm(Attrs):
 class LayerNorm(Attrs):
     """Attributes of layer normalization over the last axis.
 
-    Parameters
-    ----------
-    epsilon : float
-        Added to the variance.
-
-    References
-    ----------
     oneDNN developer guide, "Layer Normalization".
     """
 
@@ -73,18 +59,10 @@ class LayerNorm(Attrs):
 class GroupNorm(Attrs):
     """Attributes of group normalization.
 
-    Parameters
-    ----------
-    groups : int
-        Number of channel groups; divides the channels.
-    epsilon : float
-        Added to the variance.
-
-    References
-    ----------
     oneDNN developer guide, "Group Normalization".
     """
 
+    #: number of channel groups; divides the channels
     groups: int
     epsilon: float = 1e-5
 

@@ -27,16 +27,9 @@ from fmtprop.ops.host_call import host_call
 
 @dataclass(frozen=True)
 class Pad(Attrs):
-    """Attributes of constant padding.
+    """Attributes of constant padding."""
 
-    Parameters
-    ----------
-    pads_l, pads_r : tuple of int
-        Elements added before and after each axis, from axis 0; not negative.
-    value : float
-        Value of the added elements.
-    """
-
+    #: `pads_l`, `pads_r`: elements added before and after each axis, from axis 0; not negative
     pads_l: tuple[int, ...]
     pads_r: tuple[int, ...]
     value: float = 0.0

@@ -39,34 +39,19 @@ ALGORITHMS = ("max", "avg_include_padding", "avg_exclude_padding")
 class Pooling(Attrs):
     """Attributes of a pooling, one number per spatial axis.
 
-    Parameters
-    ----------
-    alg : str
-        ``"max"``, ``"avg_include_padding"`` (divide by the whole window) or ``"avg_exclude_padding"`` (divide by the
-        window's elements inside the source).
-    kernel : tuple of int
-        Size of the window, at least 1.
-    strides : tuple of int
-        Step of the window, at least 1.
-    dilates : tuple of int
-        Positions skipped between two taps; 0 is dense.
-    pad_l, pad_r : tuple of int
-        Padding before and after the source; smaller than the window.
-
-    Raises
-    ------
-    ShapeError
-        A value is out of range, or lengths differ.
-
-    References
-    ----------
     oneDNN developer guide, "Pooling".
     """
 
+    #: ``"max"``, ``"avg_include_padding"`` (divide by the whole window) or ``"avg_exclude_padding"`` (divide by the
+    #: window's elements inside the source)
     alg: str
+    #: size of the window, at least 1
     kernel: tuple[int, ...]
+    #: step of the window, at least 1
     strides: tuple[int, ...]
+    #: positions skipped between two taps; 0 is dense
     dilates: tuple[int, ...]
+    #: `pad_l`, `pad_r`: padding before and after the source; smaller than the window
     pad_l: tuple[int, ...]
     pad_r: tuple[int, ...]
 
@@ -180,10 +165,7 @@ def loses(attrs: Pooling) -> frozenset[str]:
 def primitive(attrs: Pooling, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the pooling's primitive descriptor.
 
-    Raises
-    ------
-    UnsupportedOpError
-        An average of too many elements.
+    Raises UnsupportedOpError for an average of too many elements.
     """
     if attrs.alg != "max":
         # a window may reach far beyond its source
@@ -264,8 +246,6 @@ def _average(spatial: int) -> Importer:
 def uniform_windows(size: int, count: int) -> tuple[int, int] | None:
     """Return (kernel, stride) if the windows of adaptive pooling are equal and equidistant, else None.
 
-    Examples
-    --------
     >>> uniform_windows(14, 7), uniform_windows(7, 1), uniform_windows(7, 3), uniform_windows(1, 7)
     ((2, 2), (7, 7), (3, 2), None)
     """

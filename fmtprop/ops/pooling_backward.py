@@ -27,19 +27,6 @@ from fmtprop.ops.pooling import Pooling, adaptive_attributes, average_attributes
 class PoolingGradient(Attrs):
     """Attributes of an average pooling's gradient: those of the pooling, and the dims of its source.
 
-    Parameters
-    ----------
-    alg, kernel, strides, dilates, pad_l, pad_r : see :class:`~fmtprop.ops.pooling.Pooling`
-    dims : tuple of int
-        Dims of the source, [N, C, …].
-
-    Raises
-    ------
-    ShapeError
-        A value is out of range, lengths differ, or it is no average.
-
-    References
-    ----------
     oneDNN developer guide, "Pooling", backward propagation.
     """
 
@@ -49,6 +36,7 @@ class PoolingGradient(Attrs):
     dilates: tuple[int, ...]
     pad_l: tuple[int, ...]
     pad_r: tuple[int, ...]
+    #: dims of the source, [N, C, …]
     dims: tuple[int, ...]
 
     def __post_init__(self) -> None:

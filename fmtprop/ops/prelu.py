@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 class Prelu(Attrs):
     """Attributes of prelu: none, as the slopes are an operand.
 
-    References
-    ----------
     oneDNN developer guide, "PReLU".
     """
 

@@ -36,25 +36,13 @@ if TYPE_CHECKING:
 class Recurrent(Attrs):
     """Attributes of a recurrent layer.
 
-    Parameters
-    ----------
-    bidirectional : bool
-        Whether a second direction goes through the sequence from its end; its results follow the first one's along the
-        channels.
-    activation : str
-        ``"tanh"`` or ``"relu"``: the function of a vanilla RNN. The other kinds have their own.
-
-    Raises
-    ------
-    ShapeError
-        Another activation.
-
-    References
-    ----------
     oneDNN developer guide, "RNN".
     """
 
+    #: whether a second direction goes through the sequence from its end; its results follow the first one's along the
+    #: channels
     bidirectional: bool = False
+    #: ``"tanh"`` or ``"relu"``: the function of a vanilla RNN. The other kinds have their own.
     activation: str = "tanh"
 
     def __post_init__(self) -> None:
@@ -72,25 +60,16 @@ class Recurrent(Attrs):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of layer.
+    """A kind of layer."""
 
-    Parameters
-    ----------
-    name, problem : str
-        oneDNN's name, and the class of :mod:`fmtprop.dnnl`.
-    gates : tuple of int
-        For each gate of oneDNN's weights, its place in PyTorch's. PyTorch has them in this order, too, or two swapped:
-        so the same order leads back.
-    biases : int
-        Rows of oneDNN's bias.
-    states : tuple of str
-        Operands and results with a state of the layer, without ``src_`` and ``dst_``.
-    """
-
+    #: `name`, `problem`: oneDNN's name, and the class of :mod:`fmtprop.dnnl`
     name: str
     problem: str
+    #: for each gate of oneDNN's weights, its place in PyTorch's. PyTorch has them in this order, too, or two swapped:
+    #: so the same order leads back.
     gates: tuple[int, ...]
     biases: int
+    #: operands and results with a state of the layer, without ``src_`` and ``dst_``
     states: tuple[str, ...] = ("iter",)
 
     def infer(self, attrs: Recurrent, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:

@@ -44,10 +44,7 @@ def _operands(names: Iterable[str]) -> tuple[Operand, ...]:
 def gradients(kind: Kind, attrs: Recurrent, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Return the gradients of sources, weights and bias, by PyTorch.
 
-    Parameters
-    ----------
-    tensors : mapping of str to torch.Tensor
-        Its operands, and the gradients of its results as ``diff_dst_layer``, ….
+    `tensors`: its operands, and the gradients of its results as ``diff_dst_layer``, ….
     """
     names = (*_sources(kind), *_LEARNED)
     with torch.enable_grad(), torch.inference_mode(False):

@@ -62,22 +62,14 @@ _WRITING: dict[str, Callable[..., torch.Tensor]] = {
 class Reduction(Attrs):
     """Attributes of a reduction.
 
-    Parameters
-    ----------
-    alg : str
-        oneDNN's algorithm name without ``reduction_``.
-    axes : tuple of int
-        Axes that become 1, from 0, ascending; at least one.
-    p, eps : float
-        Power of the norms, at least 1, and the summand that keeps them from 0.
-
-    References
-    ----------
     oneDNN developer guide, "Reduction".
     """
 
+    #: oneDNN's algorithm name without ``reduction_``
     alg: str
+    #: axes that become 1, from 0, ascending; at least one
     axes: tuple[int, ...]
+    #: `p`, `eps`: power of the norms, at least 1, and the summand that keeps them from 0
     p: float = 0.0
     eps: float = 0.0
 
@@ -126,10 +118,7 @@ def loses(attrs: Reduction) -> frozenset[str]:
 def primitive(attrs: Reduction, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the reduction primitive descriptor.
 
-    Raises
-    ------
-    UnsupportedOpError
-        A sum of too many elements.
+    Raises UnsupportedOpError for a sum of too many elements.
     """
     if attrs.alg not in ("max", "min", "mul"):
         check_summands("reduction", math.prod(descs["src"].dims[axis] for axis in attrs.axes))
@@ -147,8 +136,6 @@ def reduced(call: Call, src: Value, attrs: Reduction) -> Value:
 def reduced_axes(axes: int | Sequence[int] | None, ndim: int) -> Axes:
     """Return the axes of an ATen argument, ascending from 0; None and an empty list mean all.
 
-    Examples
-    --------
     >>> reduced_axes([-1, 1], 4), reduced_axes(None, 2), reduced_axes(-1, 3)
     ((1, 3), (0, 1), (2,))
     """

@@ -31,13 +31,8 @@ Make = Callable[["Natives", "NativeAttr"], "PrimitiveDesc"]
 def regrouped(desc: MemoryDesc, grouping: Grouping) -> MemoryDesc:
     """Return the descriptor of the same memory with the grouping's axes.
 
-    Raises
-    ------
-    FormatError
-        The format cannot express it: joined axes are blocked or do not follow each other in memory.
+    Raises FormatError if the format cannot express it: joined axes are blocked or do not follow each other in memory.
 
-    Examples
-    --------
     >>> image = MemoryDesc((2, 8, 4, 5), tag="acdb")
     >>> regrouped(image, ((0, 2, 3), (1,)))
     MemoryDesc((40, 8), 'f32', tag='ab')
@@ -52,13 +47,9 @@ def regrouped(desc: MemoryDesc, grouping: Grouping) -> MemoryDesc:
 def restored(desc: MemoryDesc, grouping: Grouping, dims: tuple[int, ...]) -> MemoryDesc:
     """Undo :func:`regrouped` for a tensor of these dims.
 
-    Raises
-    ------
-    FormatError
-        The format cannot express it: a joined axis is blocked; the kind is opaque, and the axes are others.
+    Raises FormatError if the format cannot express it: a joined axis is blocked; the kind is opaque, and the axes are
+    others.
 
-    Examples
-    --------
     >>> restored(MemoryDesc((40, 8), tag="ab"), ((0, 2, 3), (1,)), (2, 8, 4, 5))
     MemoryDesc((2, 8, 4, 5), 'f32', tag='acdb')
     """
@@ -70,34 +61,17 @@ def restored(desc: MemoryDesc, grouping: Grouping, dims: tuple[int, ...]) -> Mem
 
 @dataclass(frozen=True)
 class Regrouping:
-    """The axes of a primitive's tensors, in terms of an op's operands and result.
-
-    Parameters
-    ----------
-    op : str
-        Name of the op, for messages.
-    tensors : mapping of str to Grouping
-        For each operand and for ``dst``.
-    tag : str
-        Format, in the primitive's axes, of each src and dst that is `any`. The primitive must not choose, since the
-        op's axes cannot express a blocked format of joined axes.
-    """
+    """The axes of a primitive's tensors, in terms of an op's operands and result."""
 
     op: str
+    #: for each operand and for ``dst``
     tensors: Mapping[str, Grouping]
+    #: format, in the primitive's axes, of each src and dst that is `any`. The primitive must not choose, since the op's
+    #: axes cannot express a blocked format of joined axes.
     tag: str = "ab"
 
     def lower(self, descs: Natives, attr: NativeAttr, make: Make) -> Lowering:
-        """Create the primitive descriptor.
-
-        Raises
-        ------
-        FormatError
-            A format cannot express the grouping.
-        UnsupportedOpError
-            A tensor has no elements; a bias or post-op operand varies along some, but not all, of the axes that
-            become one; a post-op cannot be regrouped.
-        """
+        """Create the primitive descriptor."""
         given = {name: native for name, native in descs.items() if name in self.tensors}
         dims = {name: native.dims for name, native in given.items()}
         if 0 in dims["dst"] or 0 in dims["src"]:

@@ -25,16 +25,10 @@ from fmtprop.ops.view_attrs import expanded
 class Reorder(Attrs):
     """Attributes of a reorder; the formats are those of its operands, not attributes.
 
-    Parameters
-    ----------
-    dtype : str
-        Data type of the result; empty keeps the source's.
-
-    References
-    ----------
     oneDNN developer guide, "Reorder"; SPEC M7, M9.
     """
 
+    #: data type of the result; empty keeps the source's
     dtype: str = ""
 
     def __post_init__(self) -> None:

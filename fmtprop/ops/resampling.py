@@ -35,24 +35,11 @@ class Resampling(Attrs):
     Position ``o`` of an axis reads source position ``(o + 0.5) · src / dst - 0.5``: rounded for ``nearest``, mixed from
     its two neighbours for ``linear``.
 
-    Parameters
-    ----------
-    alg : str
-        ``"nearest"`` or ``"linear"``.
-    size : tuple of int
-        Spatial dimensions of dst, at least 1.
-
-    Raises
-    ------
-    ShapeError
-        Unknown algorithm or a size out of range.
-
-    References
-    ----------
     oneDNN developer guide, "Resampling".
     """
 
     alg: str
+    #: spatial dimensions of dst, at least 1
     size: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -79,8 +66,6 @@ def infer(attrs: Resampling, types: Mapping[str, TensorType]) -> tuple[TensorTyp
 def nearest_indices(size: int, count: int) -> list[int]:
     """Return the source position that oneDNN's ``nearest`` reads for each of `count` positions.
 
-    Examples
-    --------
     >>> nearest_indices(3, 6), nearest_indices(4, 2)
     ([0, 0, 1, 1, 2, 2], [1, 3])
     """

@@ -29,13 +29,6 @@ from fmtprop.ops.norm_vectors import SCALE, widened
 class RmsNorm(Attrs):
     """Attributes of RMS normalization over the last axis.
 
-    Parameters
-    ----------
-    epsilon : float
-        Added to the mean of the squares.
-
-    References
-    ----------
     ``torch.nn.functional.rms_norm``; ONNX, "RMSNormalization".
     """
 

@@ -24,17 +24,11 @@ from fmtprop.ir.types import TensorType
 class RotaryEmbedding(Attrs):
     """Attributes of a rotary embedding.
 
-    Parameters
-    ----------
-    interleaved : bool
-        Whether number 2 i of a row forms a pair with number 2 i + 1; otherwise number i with number i + D/2.
-
-    References
-    ----------
     ``apply_rotary_pos_emb`` of ``transformers.models.llama.modeling_llama`` and, interleaved, of
     ``transformers.models.gptj.modeling_gptj``; ONNX, "RotaryEmbedding".
     """
 
+    #: whether number 2 i of a row forms a pair with number 2 i + 1; otherwise number i with number i + D/2
     interleaved: bool = False
 
 

@@ -21,13 +21,6 @@ Dims = list[int] | None
 def together(shapes: Sequence[Sequence[int]]) -> list[int]:
     """Return the shape to which others broadcast (``torch.broadcast_shapes`` imports PyTorch's symbolic shapes).
 
-    Raises
-    ------
-    ValueError
-        They do not broadcast.
-
-    Examples
-    --------
     >>> together([(2, 1), (3,)])
     [2, 3]
     """

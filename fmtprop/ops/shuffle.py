@@ -27,20 +27,13 @@ from fmtprop.ops.building import create, is_native, native, primitive_of
 class Shuffle(Attrs):
     """Attributes of a shuffle.
 
-    Parameters
-    ----------
-    axis : int
-        The axis that is shuffled, from 0.
-    groups : int
-        Number of groups, as in ``torch.nn.ChannelShuffle``: the axis is seen as (groups, size / groups) and
-        transposed. (oneDNN's ``group_size`` is size / groups.)
-
-    References
-    ----------
     oneDNN developer guide, "Shuffle".
     """
 
+    #: the axis that is shuffled, from 0
     axis: int
+    #: number of groups, as in ``torch.nn.ChannelShuffle``: the axis is seen as (groups, size / groups) and transposed.
+    #: (oneDNN's ``group_size`` is size / groups.)
     groups: int
 
     def __post_init__(self) -> None:

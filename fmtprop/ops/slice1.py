@@ -20,18 +20,8 @@ def slice1(
 ) -> Value:
     """Add a DML_SLICE1 to a graph.
 
-    Parameters
-    ----------
-    feature_level : FeatureLevel or str
-        Level of the allowed ranks and data types: ``"2.1"``, ``"3.0"`` or ``"4.1"``.
+    `feature_level`: level of the allowed ranks and data types: ``"2.1"``, ``"3.0"`` or ``"4.1"``.
 
-    Raises
-    ------
-    ShapeError
-        A rule of SPEC S2 is broken; the message names dimension, value and rule.
-
-    Examples
-    --------
     >>> from fmtprop.ir import Graph, TensorType
     >>> g = Graph("s3")
     >>> x = g.input("x", TensorType((1, 1, 4, 4)))
@@ -39,8 +29,6 @@ def slice1(
     >>> g.node(y.node).attrs
     Slice(starts=(0, 0, 3, 1), sizes=(1, 1, 2, 2), steps=(1, 1, -2, 2))
 
-    References
-    ----------
     ``DML_SLICE1_OPERATOR_DESC`` (directml.h); SPEC S1-S4.
     """
     type_ = graph.type_of(src)

@@ -30,22 +30,14 @@ ALGORITHMS = ("accurate", "log")
 class Softmax(Attrs):
     """Attributes of a softmax.
 
-    Parameters
-    ----------
-    axis : int
-        The axis along which the results (their exponentials, for ``"log"``) add up to 1, from 0.
-    alg : {"accurate", "log"}
-        oneDNN's algorithm name without ``softmax_``.
-    dtype : str
-        Data type of the result; empty keeps the source's.
-
-    References
-    ----------
     oneDNN developer guide, "Softmax".
     """
 
+    #: the axis along which the results (their exponentials, for ``"log"``) add up to 1, from 0
     axis: int
+    #: oneDNN's algorithm name without ``softmax_``
     alg: str = "accurate"
+    #: data type of the result; empty keeps the source's
     dtype: str = ""
 
     def __post_init__(self) -> None:

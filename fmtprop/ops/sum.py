@@ -29,16 +29,10 @@ if TYPE_CHECKING:
 class Sum(Attrs):
     """Attributes of a weighted sum.
 
-    Parameters
-    ----------
-    scales : tuple of float
-        Factor of each source; finite.
-
-    References
-    ----------
     oneDNN developer guide, "Sum".
     """
 
+    #: factor of each source; finite
     scales: tuple[float, ...]
 
     def __post_init__(self) -> None:

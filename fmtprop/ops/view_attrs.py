@@ -17,14 +17,9 @@ from fmtprop.ir.node import Attrs, Value
 
 @dataclass(frozen=True)
 class Reshape(Attrs):
-    """The same elements in row-major logical order under other dimensions.
+    """The same elements in row-major logical order under other dimensions."""
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Dimensions of the result; no -1.
-    """
-
+    #: dimensions of the result; no -1
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -33,14 +28,9 @@ class Reshape(Attrs):
 
 @dataclass(frozen=True)
 class Permute(Attrs):
-    """The axes in another order.
+    """The axes in another order."""
 
-    Parameters
-    ----------
-    order : tuple of int
-        Result axis ``i`` is source axis ``order[i]``: torch's convention, the inverse of oneDNN's ``permute_axes``.
-    """
-
+    #: result axis ``i`` is source axis ``order[i]``: torch's convention, the inverse of oneDNN's ``permute_axes``
     order: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -50,15 +40,10 @@ class Permute(Attrs):
 
 @dataclass(frozen=True)
 class Slice(Attrs):
-    """A window, every ``steps``-th element of it: ``dst[x] = src[starts + steps * x]`` (SPEC S1).
+    """A window, every ``steps``-th element of it: ``dst[x] = src[starts + steps * x]`` (SPEC S1)."""
 
-    Parameters
-    ----------
-    starts, sizes, steps : tuple of int
-        First index, number of elements taken and distance between them, one per axis. A negative step goes backwards;
-        no step is 0.
-    """
-
+    #: `starts`, `sizes`, `steps`: first index, number of elements taken and distance between them, one per axis. A
+    #: negative step goes backwards; no step is 0.
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
     steps: tuple[int, ...]
@@ -78,8 +63,6 @@ class Slice(Attrs):
     def along(cls, dims: Sequence[int], axis: int, start: int, size: int, step: int = 1) -> Slice:
         """Return a window along one axis of a tensor of these dims.
 
-        Examples
-        --------
         >>> Slice.along((2, 8, 5), 1, start=4, size=2)
         Slice(starts=(0, 4, 0), sizes=(2, 2, 5), steps=(1, 1, 1))
         """
@@ -90,14 +73,9 @@ class Slice(Attrs):
 
 @dataclass(frozen=True)
 class Expand(Attrs):
-    """Dimensions of size 1 repeated, new ones in front (SPEC D4).
+    """Dimensions of size 1 repeated, new ones in front (SPEC D4)."""
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Dimensions of the result; no -1.
-    """
-
+    #: dimensions of the result; no -1
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:

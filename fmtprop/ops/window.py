@@ -15,17 +15,7 @@ from fmtprop.errors import ShapeError
 def check_window(op: str, strides: Sequence[int], **others: Sequence[int]) -> None:
     """Check that stride, dilation and padding are given for the same 1 to 3 axes and in range.
 
-    Parameters
-    ----------
-    strides : sequence of int
-        One per spatial axis, at least 1.
-    **others : sequence of int
-        Attributes of the same length, by name; each at least 0.
-
-    Raises
-    ------
-    ShapeError
-        A length or a value is out of range.
+    `strides`: one per spatial axis, at least 1. `**others`: attributes of the same length, by name; each at least 0.
     """
     if not 1 <= len(strides) <= 3:
         raise ShapeError(f"{op} has 1 to 3 spatial axes, but strides={tuple(strides)} has {len(strides)}")
@@ -47,8 +37,6 @@ def products(each: Sequence[int], channels: int, weights: Sequence[int]) -> floa
 def extent(kernel: int, dilate: int) -> int:
     """Return the number of positions that a dilated window covers.
 
-    Examples
-    --------
     >>> extent(3, 0), extent(3, 1)
     (3, 5)
     """
@@ -65,13 +53,6 @@ def window_count(
 ) -> tuple[int, ...]:
     """Return the number of window positions along each spatial axis.
 
-    Raises
-    ------
-    ShapeError
-        The padded source is smaller than the window.
-
-    Examples
-    --------
     >>> window_count((224, 224), (7, 7), (2, 2), (0, 0), (3, 3), (3, 3))
     (112, 112)
     """
@@ -90,8 +71,6 @@ def window_count(
 def same_padding(kernel: int, dilate: int) -> tuple[int, int]:
     """Return the padding on both sides that keeps the size at stride 1; an odd remainder goes right, as in PyTorch.
 
-    Examples
-    --------
     >>> same_padding(3, 0), same_padding(4, 0)
     ((1, 1), (1, 2))
     """
@@ -102,8 +81,6 @@ def same_padding(kernel: int, dilate: int) -> tuple[int, int]:
 def torch_padding(pad_l: Sequence[int], pad_r: Sequence[int]) -> list[int]:
     """Return the padding in the form of ``torch.nn.functional.pad``: pairs, last axis first.
 
-    Examples
-    --------
     >>> torch_padding((1, 2), (3, 4))
     [2, 4, 1, 3]
     """

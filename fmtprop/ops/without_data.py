@@ -31,8 +31,6 @@ def has_unknown(value: Any) -> bool:
 def without_data(value: Any) -> Any:
     """Return a value with its tensors replaced by tensors without data; PyTorch refuses calls on both kinds.
 
-    Examples
-    --------
     >>> without_data([torch.ones(2), 3])
     [tensor(..., device='meta', size=(2,)), 3]
     """
@@ -57,8 +55,6 @@ def _one_element(tensor: torch.Tensor) -> torch.Tensor:
 def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the result of a call, on tensors without data if one of its tensors has none.
 
-    Notes
-    -----
     The result of an element-wise operator has the shape of its operands together, and the type of the result for one
     element of each. Common operators have a rule. PyTorch computes the results of many others in Python; layers
     repeat, so results are kept, one for each default type: a quotient of integers has it.

@@ -53,18 +53,6 @@ class NodePass(ABC):
 class Pipeline:
     """Passes in order.
 
-    Parameters
-    ----------
-    passes : tuple of Pass
-        The passes, in order.
-    stage_after : Stage
-        Stage of the last pass's result; between passes the graph must be well-formed (``Stage.IMPORTED``).
-    is_known : bool
-        Whether the graph differs only in sizes from one that the passes have taken to this stage. Then only the last
-        result is verified, and each if that fails.
-
-    Examples
-    --------
     >>> from fmtprop.ir import TensorType
     >>> g = Graph("tiny")
     >>> g.output(g.input("x", TensorType((1, 8))))
@@ -73,23 +61,17 @@ class Pipeline:
     """
 
     passes: tuple[Pass, ...]
+    #: stage of the last pass's result; between passes the graph must be well-formed (``Stage.IMPORTED``)
     stage_after: Stage
+    #: whether the graph differs only in sizes from one that the passes have taken to this stage. Then only the last
+    #: result is verified, and each if that fails.
     is_known: bool = False
 
     def run(self, graph: Graph, observer: Observer | None = None) -> Graph:
         """Run every pass.
 
-        Parameters
-        ----------
-        graph : Graph
-            A graph at ``Stage.IMPORTED`` at least; it is not changed.
-
-        Raises
-        ------
-        PassError
-            A pass failed, or its result breaks a rule; the message names it and the passes before it.
-        OptionError
-            The caller's option fits no node.
+        `graph`: a graph at ``Stage.IMPORTED`` at least; it is not changed. Raises OptionError if the caller's option
+        fits no node.
         """
         if self.is_known and self.passes:
             try:

@@ -17,18 +17,12 @@ from fmtprop.passes.variants.slice_batch import batch_of
 class ChangeBatch:
     """Change the size of the batch.
 
-    Parameters
-    ----------
-    images : int
-        The new size of axis 0 of each input.
-
-    Notes
-    -----
     Requires a graph without formats. Ensures the same nodes, names and weights. There is no other batch, and a
     :class:`~fmtprop.errors.ShapeError`, where the inputs have several, a node mixes images, or an attribute or a
     constant has the batch elsewhere than in axis 0.
     """
 
+    #: the new size of axis 0 of each input
     images: int
     name: ClassVar[str] = "change-batch"
 

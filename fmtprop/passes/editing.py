@@ -101,10 +101,7 @@ def own_producer(graph: Graph, value: Value) -> Node | None:
 def source_of(graph: Graph, node: Node | None, op: str = "") -> Node | None:
     """Return the node that makes another node's source, of which it is the only reader; None for other nodes.
 
-    Parameters
-    ----------
-    node : Node or None
-        The reader; None for the end of a chain that is another one.
+    `node`: the reader; None for the end of a chain that is another one.
     """
     if node is None or (op and node.op != op):
         return None

@@ -21,32 +21,17 @@ from fmtprop.passes.assignment.formats import like, usual
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run a node.
-
-    Parameters
-    ----------
-    target : str
-        Name of the target.
-    impl : str
-        Name of the implementation.
-    operands : mapping of str to MemoryDesc
-        Required format of each operand, including post-op operands.
-    results : tuple of MemoryDesc
-        The format of each result.
-    cost : float
-        Estimated or measured seconds.
-    is_ref : bool
-        Whether it is the library's slow reference loop, which is never planned if another implementation exists.
-    handle : object
-        The target's object, which builds the executable (:class:`fmtprop.targets.executable.Implementation`).
-    """
+    """One way to run a node."""
 
     target: str
     impl: str
     operands: Mapping[str, MemoryDesc]
     results: tuple[MemoryDesc, ...]
+    #: estimated or measured seconds
     cost: float = 0.0
+    #: whether it is the library's slow reference loop, which is never planned if another implementation exists
     is_ref: bool = False
+    #: the target's object, which builds the executable (:class:`fmtprop.targets.executable.Implementation`)
     handle: Any = None
 
     @property
@@ -81,10 +66,7 @@ class Target(Protocol):
     def candidates(self, node: Node, request: Request) -> Iterable[Candidate]:
         """Yield every implementation that serves a request, in the library's order of preference.
 
-        Parameters
-        ----------
-        request : mapping of str to MemoryDesc
-            For each operand (``post_op_k`` included) and each result, by name: a concrete format or `any`.
+        `request`: for each operand (``post_op_k`` included) and each result, by name: a concrete format or `any`.
         """
 
     def reorder_cost(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
@@ -96,32 +78,20 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class Setting:
-    """The targets of a graph, and the decisions before the choice of formats.
-
-    Parameters
-    ----------
-    target : Target
-        The preferred target.
-    fallback : Target
-        Runs the nodes that the target cannot run; it accepts any op on strided formats.
-    boundary : mapping of str to MemoryDesc
-        Format of graph inputs and outputs by node name. Default: row-major.
-    in_place : bool
-        Whether plans can place the sources of a concat inside its result.
-    competing : bool
-        Whether the fallback may also run nodes that the target can run.
-    expanding : bool
-        Whether several nodes may run in place of one.
-    in_bytes : bool
-        Whether the target computes with bytes that stand for real numbers.
-    """
+    """The targets of a graph, and the decisions before the choice of formats."""
 
     target: Target
+    #: runs the nodes that the target cannot run; it accepts any op on strided formats
     fallback: Target
+    #: format of graph inputs and outputs by node name. Default: row-major.
     boundary: Mapping[str, MemoryDesc] = field(default_factory=dict)
+    #: whether plans can place the sources of a concat inside its result
     in_place: bool = True
+    #: whether the fallback may also run nodes that the target can run
     competing: bool = True
+    #: whether several nodes may run in place of one
     expanding: bool = True
+    #: whether the target computes with bytes that stand for real numbers
     in_bytes: bool = False
 
     def allows_bytes(self, node: Node) -> bool:
@@ -153,8 +123,6 @@ AS_GRADIENT = "conv:any+"
 def is_loop(impl: str) -> bool:
     """Return whether an implementation is a reference loop; a fused depthwise pair has the name, but runs kernels.
 
-    Examples
-    --------
     >>> is_loop("ref:any"), is_loop("ref_fused_convolution:any:jit_1x1:avx2:jit_dw:avx2"), is_loop("jit:avx2")
     (True, False, False)
     """
@@ -217,8 +185,5 @@ class CostModel(Costs, Protocol):
     def bounds(self, what: Node | MemoryDesc, how: Candidate | MemoryDesc, expected: float) -> tuple[float, float]:
         """Return the least and the most seconds that this machine can need.
 
-        Parameters
-        ----------
-        expected : float
-            Its modelled seconds.
+        `expected`: its modelled seconds.
         """

@@ -26,59 +26,32 @@ _SCALE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 
 
 @dataclass(frozen=True)
 class Cell:
-    """One square of a picture.
+    """One square of a picture."""
 
-    Attributes
-    ----------
-    index : tuple of int
-        Padded logical index; ``()`` for a position of memory that is a gap.
-    position : int
-        Position in memory, in elements.
-    label : str
-        Text of the square.
-    colour : tuple of int or None
-        Red, green, blue by memory order; None for padding and gaps.
-    kind : str
-        ``"element"``, ``"padding"`` or ``"gap"``.
-    """
-
+    #: padded logical index; ``()`` for a position of memory that is a gap
     index: tuple[int, ...]
     position: int
     label: str
+    #: red, green, blue by memory order; None for padding and gaps
     colour: tuple[int, int, int] | None
+    #: ``"element"``, ``"padding"`` or ``"gap"``
     kind: str
 
 
 @dataclass(frozen=True)
 class Picture:
-    """The content of a picture of one descriptor.
-
-    Attributes
-    ----------
-    md : MemoryDesc
-        The descriptor that is drawn.
-    title : str
-        Headline.
-    facts : tuple of str
-        Strides, padding and size, as lines of text.
-    axes : str
-        Letter of every logical axis.
-    grid : tuple of Cell
-        The logical tensor with its padding, in row-major order of ``md.padded_dims``.
-    memory : tuple of Cell
-        Memory from position 0 to the end of the storage.
-    row : int
-        Positions per row of the memory line.
-    reading : str
-        Meaning of the labels of the memory line.
-    """
+    """The content of a picture of one descriptor."""
 
     md: MemoryDesc
     title: str
     facts: tuple[str, ...]
+    #: letter of every logical axis
     axes: str
+    #: the logical tensor with its padding, in row-major order of ``md.padded_dims``
     grid: tuple[Cell, ...]
+    #: memory from position 0 to the end of the storage
     memory: tuple[Cell, ...]
+    #: positions per row of the memory line
     row: int
     reading: str
 
@@ -88,23 +61,10 @@ def compose(
 ) -> Picture:
     """Lay out the content of a picture.
 
-    Parameters
-    ----------
-    md : MemoryDesc
-        A plain or blocked descriptor of at most 4096 positions.
-    labels : sequence of str, optional
-        Text of every logical element in row-major order; default: positions in the grid, indices in memory.
-    title : str, optional
-        Headline; default: the descriptor's short form.
-    axes : str, optional
-        Letters of the axes, such as ``"nchw"``; default ``"abcd"``.
-
-    Raises
-    ------
-    ShapeError
-        The tensor is too large to draw, or the number of labels is not the number of elements.
-    FormatError
-        The format is any or opaque.
+    `md`: a plain or blocked descriptor of at most 4096 positions. `labels`: text of every logical element in row-major
+    order; default: positions in the grid, indices in memory. `title`: headline; default: the descriptor's short form.
+    `axes`: letters of the axes, such as ``"nchw"``; default ``"abcd"``. Raises FormatError if the format is any or
+    opaque.
     """
     g = md.geometry
     size = md.nbytes // md.dtype.nbytes

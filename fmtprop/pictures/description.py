@@ -24,17 +24,7 @@ _DML_AXES = {2: "hw", 3: "dhw", 4: "nchw", 5: "ncdhw"}
 
 @dataclass(frozen=True)
 class Subject:
-    """A layout that was read from text.
-
-    Attributes
-    ----------
-    md : MemoryDesc
-        The layout.
-    title : str
-        The text that was read.
-    axes : str
-        Letters of the logical axes.
-    """
+    """A layout that was read from text."""
 
     md: MemoryDesc
     title: str
@@ -44,23 +34,11 @@ class Subject:
 def read_layout(form: str, dims: str | None = None, dtype: str | None = None) -> Subject:
     """Read a layout from the words of the command line.
 
-    Parameters
-    ----------
-    form : str
-        One of: a format tag (``nChw16c``); ``strides:5,1``; DirectML's ``dml:15,1,5,1``, ``dml:NHWC`` or
-        ``dml:packed``; an XLA shape (``f32[2,3]{0,1}``), which brings its own dims and data type.
-    dims : str, optional
-        Sizes, separated by commas or ``x``: ``2,17,5,7``. Required by all forms except XLA's.
-    dtype : str, optional
-        Data type; default f32.
+    `form`: one of: a format tag (``nChw16c``); ``strides:5,1``; DirectML's ``dml:15,1,5,1``, ``dml:NHWC`` or
+    ``dml:packed``; an XLA shape (``f32[2,3]{0,1}``), which brings its own dims and data type. `dims`: sizes, separated
+    by commas or ``x``: ``2,17,5,7``. Required by all forms except XLA's. `dtype`: data type; default f32. Raises
+    FormatError or ShapeError if the form or the sizes cannot be read, or do not fit each other.
 
-    Raises
-    ------
-    FormatError, ShapeError
-        The form or the sizes cannot be read, or do not fit each other.
-
-    Examples
-    --------
     >>> read_layout("nChw16c", "2,17,5,7").md.nbytes, read_layout("f32[2,3]{0,1}").md.tag
     (8960, 'ba')
     """
@@ -95,22 +73,10 @@ def _directml(rest: str, sizes: tuple[int, ...], dtype: str) -> MemoryDesc:
 def describe(subject: Subject, *, at: str | None = None, position: int | None = None, colour: bool = False) -> str:
     """Describe a layout in text.
 
-    Parameters
-    ----------
-    at : str, optional
-        A logical index, such as ``0,16,0,1``; the answer is its position.
-    position : int, optional
-        A position in memory; the answer is its logical index.
+    `at`: a logical index, such as ``0,16,0,1``; the answer is its position. `position`: a position in memory; the
+    answer is its logical index. Raises ShapeError if the index is out of range, and FormatError if the index cannot be
+    read.
 
-    Raises
-    ------
-    ShapeError
-        The index is out of range.
-    FormatError
-        The index cannot be read.
-
-    Examples
-    --------
     >>> print(describe(read_layout("nChw16c", "2,17,5,7"), at="0,16,0,1", position=577))
     index (0, 16, 0, 1) lies at position 576, byte 2304
     position 577 holds padding
@@ -134,10 +100,7 @@ def describe(subject: Subject, *, at: str | None = None, position: int | None = 
 def draw(subject: Subject) -> str:
     """Draw a layout as SVG.
 
-    Raises
-    ------
-    ShapeError
-        The tensor is too large to draw.
+    Raises ShapeError if the tensor is too large to draw.
     """
     return draw_svg(subject.md, title=f"{subject.title}  {_shape(subject.md)}", axes=subject.axes)
 

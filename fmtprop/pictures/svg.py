@@ -53,26 +53,11 @@ def draw_svg(
     Both are coloured by memory order, from dark blue to yellow; padding is hatched, a gap between strides is dashed,
     and an inner block is framed. The grid shows positions and the line of memory indices, or both show `labels`.
 
-    Parameters
-    ----------
-    md : MemoryDesc
-        A plain or blocked descriptor of at most 4096 positions.
-    labels : sequence of str, optional
-        Text of every logical element in row-major order.
-    title : str, optional
-        Headline; default: the descriptor's short form.
-    axes : str, optional
-        Letters of the axes, such as ``"nchw"``.
+    `md`: a plain or blocked descriptor of at most 4096 positions. `labels`: text of every logical element in row-major
+    order. `title`: headline; default: the descriptor's short form. `axes`: letters of the axes, such as ``"nchw"``.
+    Raises ShapeError if the tensor is too large to draw, or labels or axes do not fit, and FormatError if the format is
+    any or opaque.
 
-    Raises
-    ------
-    ShapeError
-        The tensor is too large to draw, or labels or axes do not fit.
-    FormatError
-        The format is any or opaque.
-
-    Examples
-    --------
     >>> draw_svg(MemoryDesc((2, 3), tag="ba"), labels="ABCDEF").startswith("<svg")
     True
     """

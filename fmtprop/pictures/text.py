@@ -25,28 +25,11 @@ def draw_text(
 ) -> str:
     """Draw a descriptor as text: the logical grid of positions, and the line of memory with indices.
 
-    Parameters
-    ----------
-    md : MemoryDesc
-        A plain or blocked descriptor of at most 4096 positions.
-    labels : sequence of str, optional
-        Text of every logical element in row-major order, shown in both parts.
-    title : str, optional
-        Headline; default: the descriptor's short form.
-    axes : str, optional
-        Letters of the axes, such as ``"nchw"``.
-    colour : bool
-        True to colour by memory order with ANSI escapes (24-bit).
+    `md`: a plain or blocked descriptor of at most 4096 positions. `labels`: text of every logical element in row-major
+    order, shown in both parts. `title`: headline; default: the descriptor's short form. `axes`: letters of the axes,
+    such as ``"nchw"``. `colour`: True to colour by memory order with ANSI escapes (24-bit). Raises ShapeError if the
+    tensor is too large to draw, or labels or axes do not fit, and FormatError if the format is any or opaque.
 
-    Raises
-    ------
-    ShapeError
-        The tensor is too large to draw, or labels or axes do not fit.
-    FormatError
-        The format is any or opaque.
-
-    Examples
-    --------
     >>> print(draw_text(MemoryDesc((2, 3), "u8", tag="aB4b"), labels="ABCDEF"))
     u8[2,3]:aB4b
     strides a:4, b:4  inner blocks 4b

@@ -56,59 +56,37 @@ class Watched(Protocol):
 
 @dataclass(frozen=True)
 class LayerError:
-    """The error of one layer, or of one result of the model.
+    """The error of one layer, or of one result of the model."""
 
-    Parameters
-    ----------
-    name, other : str
-        The steps of the two plans, or the name of the result.
-    op, origin : str
-        What the step computes, and where it is in the model.
-    computes_in, other_computes_in : str
-        Data type of the source that each step reads; empty for a result.
-    sqnr_db : float, optional
-        Signal to quantization noise: the energy of the other's numbers over that of the differences, in dB. None if
-        all are equal, or if it is no number.
-    max_error : float, optional
-        Largest difference; None if it is no finite number.
-    largest : float, optional
-        Largest magnitude of the other's numbers; None if it is no finite number.
-    """
-
+    #: `name`, `other`: the steps of the two plans, or the name of the result
     name: str
     other: str
+    #: `op`, `origin`: what the step computes, and where it is in the model
     op: str
     origin: str
+    #: `computes_in`, `other_computes_in`: data type of the source that each step reads; empty for a result
     computes_in: str
     other_computes_in: str
+    #: signal to quantization noise: the energy of the other's numbers over that of the differences, in dB. None if all
+    #: are equal, or if it is no number.
     sqnr_db: float | None
+    #: largest difference; None if it is no finite number
     max_error: float | None
+    #: largest magnitude of the other's numbers; None if it is no finite number
     largest: float | None
 
 
 @dataclass(frozen=True)
 class LayerErrors(WrittenAsJson):
-    """The error of each layer of a model against another one.
-
-    Parameters
-    ----------
-    model, other : str
-        Their names.
-    runs : int
-        Number of inputs.
-    layers : tuple of LayerError
-        The layers that both have, in the order of execution.
-    results : tuple of LayerError
-        The model's results.
-    alone : tuple of str
-        Steps without a counterpart: the other plan computes them within other steps, or not at all.
-    """
+    """The error of each layer of a model against another one."""
 
     model: str
     other: str
     runs: int
+    #: the layers that both have, in the order of execution
     layers: tuple[LayerError, ...]
     results: tuple[LayerError, ...]
+    #: steps without a counterpart: the other plan computes them within other steps, or not at all
     alone: tuple[str, ...]
 
     @property
@@ -163,13 +141,7 @@ def _order(row: LayerError) -> float:
 
 
 def compare(net: Watched, other: Any, data: Iterable[Any]) -> LayerErrors:
-    """Run two models on the same inputs, and compare the layers that both have.
-
-    Raises
-    ------
-    InputError
-        There are no inputs, one does not fit, or the other model's results differ in number or shape.
-    """
+    """Run two models on the same inputs, and compare the layers that both have."""
     calls, mine = list(calls_of(data)), layers_of(net)
     pairs: list[tuple[Layer, Layer]] = []
     if is_plan := hasattr(other, "watch"):
@@ -208,13 +180,7 @@ def compare(net: Watched, other: Any, data: Iterable[Any]) -> LayerErrors:
 
 
 def calls_of(data: Iterable[Any]) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
-    """Yield the arguments of each call: an item is a tensor, a sequence of arguments, or a mapping of named ones.
-
-    Raises
-    ------
-    InputError
-        There are none.
-    """
+    """Yield the arguments of each call: an item is a tensor, a sequence of arguments, or a mapping of named ones."""
     if isinstance(data, torch.Tensor | Mapping):
         data = [data]
     elif not isinstance(data, Iterable):
@@ -294,18 +260,9 @@ class _Sums:
 
 @dataclass(frozen=True)
 class Layer:
-    """A step that computes a tensor of the model.
+    """A step that computes a tensor of the model."""
 
-    Parameters
-    ----------
-    name : str
-        Name of the node, which may run as several steps.
-    step : Node
-        The last of them.
-    views : tuple of Node
-        The views behind it that show the tensor.
-    """
-
+    #: name of the node, which may run as several steps
     name: str
     step: Node
     views: tuple[Node, ...] = ()

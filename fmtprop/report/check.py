@@ -30,23 +30,13 @@ RULES = {
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a plan; None is no limit.
-
-    Parameters
-    ----------
-    max_reorders : int, optional
-        Reorders of a run.
-    max_reorder_share : float, optional
-        Part of a run in reorders, 0 to 1.
-    max_ref : int, optional
-        Steps that run oneDNN's reference loops.
-    baseline : Told, optional
-        A report; nothing may be worse than in it.
-    """
+    """Limits of a plan; None is no limit."""
 
     max_reorders: int | None = None
+    #: part of a run in reorders, 0 to 1
     max_reorder_share: float | None = None
     max_ref: int | None = None
+    #: a report; nothing may be worse than in it
     baseline: Told | None = None
 
     @property
@@ -58,15 +48,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Violation:
-    """A limit that a plan exceeds.
-
-    Parameters
-    ----------
-    rule : str
-        Name of the rule.
-    message : str
-        The value, the limit, and the place.
-    """
+    """A limit that a plan exceeds."""
 
     rule: str
     message: str
@@ -127,8 +109,6 @@ def _new(report: Report, baseline: Told | None) -> Sequence[Violation]:
 def junit(model: str, rules: Sequence[str], violations: Sequence[Violation]) -> str:
     """Return the result as JUnit's XML: one test case for each rule.
 
-    References
-    ----------
     ``JUnit.xsd`` of Ant, which asks for the most: one failure a case, and fields that have no meaning here.
     """
     cases = []
@@ -152,8 +132,6 @@ def junit(model: str, rules: Sequence[str], violations: Sequence[Violation]) -> 
 def sarif(model: str, violations: Sequence[Violation]) -> str:
     """Return the result as SARIF 2.1.0, with the model as the artifact.
 
-    References
-    ----------
     https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
     """
     rules = [{"id": rule, "shortDescription": {"text": text}} for rule, text in RULES.items()]

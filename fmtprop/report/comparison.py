@@ -22,21 +22,14 @@ TOLERANCES = {"f32": 1e-4, "bf16": 5e-2, "f16": 1e-2}
 
 @dataclass(frozen=True)
 class Measure:
-    """The meaning of a comparison's errors.
+    """The meaning of a comparison's errors."""
 
-    Parameters
-    ----------
-    what, unit : str
-        The words before and after an error in a sentence.
-    tolerances : mapping of str to float
-        Largest permitted error, by the data type of compute-intensive ops.
-    note : str
-        An explanation of the column of errors, if its title is not enough.
-    """
-
+    #: `what`, `unit`: the words before and after an error in a sentence
     what: str
     unit: str
+    #: largest permitted error, by the data type of compute-intensive ops
     tolerances: Mapping[str, float]
+    #: an explanation of the column of errors, if its title is not enough
     note: str = ""
 
     def failure(self, error: float, precision: str) -> str:
@@ -63,18 +56,9 @@ def outputs_of(graph: Graph) -> Measure:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Reports of one model under several policies.
+    """Reports of one model under several policies."""
 
-    Parameters
-    ----------
-    reports : tuple of Report
-        One for each policy; the first is the baseline of the ratios.
-    errors : tuple of float
-        Largest error of each against PyTorch.
-    measure : Measure
-        The meaning of the errors.
-    """
-
+    #: one for each policy; the first is the baseline of the ratios
     reports: tuple[Report, ...]
     errors: tuple[float, ...]
     measure: Measure = OUTPUTS
@@ -96,16 +80,8 @@ class Comparison:
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
         """Return the comparison as JSON; also write it when a path is given.
 
-        Returns
-        -------
-        str
-            ``policies`` has each report's fields and its ``error``. The error is null if it is no finite number, as
-            JSON has only finite ones; such a policy has failed.
-
-        Raises
-        ------
-        FmtpropError
-            The file cannot be written.
+        Result: ``policies`` has each report's fields and its ``error``. The error is null if it is no finite number, as
+        JSON has only finite ones; such a policy has failed. Raises FmtpropError if the file cannot be written.
         """
         text = json.dumps({"schema": SCHEMA, "policies": self._rows()}, indent=1, allow_nan=False)
         if path is not None:
@@ -115,10 +91,7 @@ class Comparison:
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """Return the comparison as one HTML file that needs no network; also write it when a path is given.
 
-        Raises
-        ------
-        FmtpropError
-            The file cannot be written.
+        Raises FmtpropError if the file cannot be written.
         """
         from fmtprop.report.html import page
 

@@ -97,15 +97,7 @@ class Counterfactual:
 class Rivals:
     """All plans of a compiled model's graph, and their least cost with one reorder forbidden.
 
-    Parameters
-    ----------
-    net : Compiled
-        Its formatted graph is read, nothing is run.
-
-    Raises
-    ------
-    FmtpropError
-        The ways to run the graph cannot be enumerated.
+    Raises FmtpropError if the ways to run the graph cannot be enumerated.
     """
 
     def __init__(self, net: Compiled) -> None:
@@ -200,10 +192,7 @@ class Rivals:
     def _alone(self, problem: Problem, same: Collection[Value], free: set[str]) -> tuple[float, float] | None:
         """Return the difference to the cheapest plan without a tensor's reorders in which only some nodes differ.
 
-        Returns
-        -------
-        (float, float), optional
-            Seconds, and their error; None if the other nodes cannot stay as they are.
+        Result: seconds, and their error; None if the other nodes cannot stay as they are.
         """
         some = self._as_in_plan(problem, free)
         try:

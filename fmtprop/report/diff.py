@@ -23,27 +23,15 @@ _LARGEST_NBYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Told:
-    """The compared part of a report's JSON.
-
-    Parameters
-    ----------
-    model, policy, precision : str
-        The model, and the options of its compilation.
-    seconds : float
-        Median time of a run.
-    steps : mapping of str to (str, str, float)
-        By node: implementation, formats, seconds.
-    reorders : mapping of str to (str, float, int)
-        By edge (``producer -> reader.operand``): formats, seconds, bytes.
-    machine : mapping of str to str
-        The machine of the measurement.
-    """
+    """The compared part of a report's JSON."""
 
     model: str
     policy: str
     precision: str
     seconds: float
+    #: by node: implementation, formats, seconds
     steps: Mapping[str, tuple[str, str, float]]
+    #: by edge (``producer -> reader.operand``): formats, seconds, bytes
     reorders: Mapping[str, tuple[str, float, int]]
     machine: Mapping[str, str]
 
@@ -55,41 +43,24 @@ class Told:
 
 @dataclass(frozen=True)
 class Change:
-    """One difference.
-
-    Parameters
-    ----------
-    what : {"reorder", "implementation", "formats", "step"}
-        The kind of the difference.
-    name : str
-        The edge or the node.
-    before, after : str
-        Its form in each report; empty if the report does not have it.
-    seconds : float
-        Its time in the second report minus its time in the first.
-    """
+    """One difference."""
 
     what: str
     name: str
+    #: `before`, `after`: its form in each report; empty if the report does not have it
     before: str
     after: str
+    #: its time in the second report minus its time in the first
     seconds: float
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The changes from one report to another.
-
-    Parameters
-    ----------
-    before, after : Told
-        The reports.
-    changes : tuple of Change
-        Sorted by seconds: the largest loss first, the largest gain last.
-    """
+    """The changes from one report to another."""
 
     before: Told
     after: Told
+    #: sorted by seconds: the largest loss first, the largest gain last
     changes: tuple[Change, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,13 +116,7 @@ def compare(before: Told, after: Told) -> Difference:
 
 
 def read_reports(path: str | PathLike[str]) -> list[Told]:
-    """Read the reports of a JSON file, one for each policy; or a plan, as ``fmtprop show MODEL -f json`` prints it.
-
-    Raises
-    ------
-    FmtpropError
-        The file cannot be read, or it is neither a report of this version nor a plan.
-    """
+    """Read the reports of a JSON file, one for each policy; or a plan, as ``fmtprop show MODEL -f json`` prints it."""
     try:
         text = read(path_of(path), _LARGEST_NBYTES).decode("utf-8")
     except OSError as error:
@@ -181,10 +146,7 @@ def read_reports(path: str | PathLike[str]) -> list[Told]:
 def told(data: Mapping[str, Any]) -> Told:
     """Return the compared part of a report as plain data.
 
-    Raises
-    ------
-    KeyError, TypeError, ValueError, AttributeError
-        The data is no report.
+    Raises KeyError or TypeError or ValueError or AttributeError if the data is no report.
     """
     reorders = {
         f"{row['producer']} -> {', '.join(row['readers'])}": (
@@ -206,10 +168,7 @@ def told(data: Mapping[str, Any]) -> Told:
 def told_plan(data: Mapping[str, Any]) -> Told:
     """Return the compared part of a plan as plain data: its seconds are costs.
 
-    Raises
-    ------
-    KeyError, TypeError, ValueError, AttributeError
-        The data is no plan.
+    Raises KeyError or TypeError or ValueError or AttributeError if the data is no plan.
     """
     nodes = {str(node["name"]): node for node in data["nodes"]}
     computed: set[str] = set()
@@ -241,13 +200,7 @@ def _seconds(value: Any) -> float:
 
 
 def chosen(reports: Sequence[Told], policy: str | None, path: object) -> Told:
-    """Return the report of a policy; without a policy, the last report.
-
-    Raises
-    ------
-    FmtpropError
-        No report has that policy.
-    """
+    """Return the report of a policy; without a policy, the last report."""
     for report in reversed(reports):
         if policy in (None, report.policy):
             return report

@@ -50,13 +50,6 @@ class Renderable(Protocol):
 def check_destination(path: str | PathLike[str], forms: Collection[str] = FORMS) -> Path:
     """Check that a report can be written, before the work for it is done.
 
-    Raises
-    ------
-    FmtpropError
-        Unknown extension, an existing file that is no report, a directory that does not exist, or no permission.
-
-    Examples
-    --------
     >>> check_destination("report.pdf")
     Traceback (most recent call last):
         ...
@@ -75,10 +68,7 @@ def check_destination(path: str | PathLike[str], forms: Collection[str] = FORMS)
 def write_report(report: Renderable, path: str | PathLike[str]) -> None:
     """Write a report in the form of the file's extension.
 
-    Raises
-    ------
-    FmtpropError
-        As :func:`check_destination`, or the file system refused.
+    Raises FmtpropError as :func:`check_destination`, or the file system refused.
     """
     file = check_destination(path)
     method = FORMS[file.suffix.lower()]
@@ -89,15 +79,9 @@ def write_report(report: Renderable, path: str | PathLike[str]) -> None:
 def write_text(text: str, path: str | PathLike[str], ours: re.Pattern[bytes] = _OURS) -> None:
     """Write a rendered document to a file of any extension.
 
-    Parameters
-    ----------
-    ours : re.Pattern, optional
-        The beginning of such a document, a report by default. An existing file is replaced only if it begins so.
-
-    Raises
-    ------
-    FmtpropError
-        An existing file of another kind, a directory that does not exist, no permission, or the file system refused.
+    `ours`: the beginning of such a document, a report by default. An existing file is replaced only if it begins so.
+    Raises FmtpropError if an existing file of another kind, a directory that does not exist, no permission, or the file
+    system refused.
     """
     file = _path(path)
     try:
@@ -117,10 +101,7 @@ class WrittenAsJson:
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
         """Return it as JSON; also write it when a path is given.
 
-        Raises
-        ------
-        FmtpropError
-            The file cannot be written.
+        Raises FmtpropError if the file cannot be written.
         """
         text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
         if path is not None:

@@ -21,13 +21,8 @@ _STYLES = {
 def graph_dot(graph: Graph, title: str = "", *, constants: bool = False) -> str:
     """Return a graph in the DOT language.
 
-    Parameters
-    ----------
-    title : str
-        The heading of the drawing; the graph's name by default.
+    `title`: the heading of the drawing; the graph's name by default.
 
-    Examples
-    --------
     >>> from fmtprop.capture import load
     >>> print(graph_dot(load("chain")).splitlines()[0])
     digraph "chain" {

@@ -31,13 +31,8 @@ _STYLE = """
 def graph_svg(graph: Graph, title: str = "") -> str:
     """Return a graph as a picture, without constants and without what is packed once.
 
-    Parameters
-    ----------
-    title : str
-        The heading; the graph's name by default.
+    `title`: the heading; the graph's name by default.
 
-    Examples
-    --------
     >>> from fmtprop.capture import load
     >>> graph_svg(load("chain")).count("<rect")
     5

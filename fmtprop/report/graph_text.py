@@ -18,14 +18,9 @@ from fmtprop.system.printable import aligned, printable
 def graph_text(graph: Graph, title: str = "") -> str:
     """Return a graph as text.
 
-    Returns
-    -------
-    str
-        A heading, then one line per node in topological order: name, op with its post-ops, operands, result types,
-        and, once they are chosen, formats, implementation and reason.
+    Result: a heading, then one line per node in topological order: name, op with its post-ops, operands, result types,
+    and, once they are chosen, formats, implementation and reason.
 
-    Examples
-    --------
     >>> from fmtprop.capture import load
     >>> print(graph_text(load("chain")).splitlines()[0])
     chain: 7 nodes; 1 convolution, 1 relu, 1 pooling
@@ -68,11 +63,8 @@ def op_counts(graph: Graph) -> Counter[str]:
 def graph_data(graph: Graph, costs: Mapping[str, float] | None = None) -> dict[str, Any]:
     """Return a graph as JSON-ready data, with formats and choices, but without constants' data.
 
-    Returns
-    -------
-    dict
-        ``name`` and ``nodes``, each as in a graph file, with ``formats`` (of the results), ``target``, ``impl``,
-        ``reads`` (format of each operand) and ``reason`` once formats are chosen; ``cost_seconds`` if there are costs.
+    Result: ``name`` and ``nodes``, each as in a graph file, with ``formats`` (of the results), ``target``, ``impl``,
+    ``reads`` (format of each operand) and ``reason`` once formats are chosen; ``cost_seconds`` if there are costs.
     """
     return {"name": graph.name, "nodes": [_node_data(graph, node, costs or {}) for node in graph]}
 

@@ -58,10 +58,7 @@ _PAGE = """<!doctype html>
 def page(policies: Sequence[Mapping[str, Any]], failures: Sequence[str] = (), note: str = "") -> str:
     """Return a page of one model under one or several policies.
 
-    Parameters
-    ----------
-    policies : sequence of mapping
-        Reports as plain data, each with its ``error``.
+    `policies`: reports as plain data, each with its ``error``.
     """
     style, code, library = _asset("report.css"), _asset("report.js"), _asset("echarts.min.js")
     scripts = " ".join(_source(script) for script in (library, code))

@@ -192,8 +192,6 @@ def totals(rows: Iterable[ReorderRow]) -> dict[str, list[dict[str, Any]]]:
 def verdict(rows: Sequence[ReorderRow], run_seconds: float) -> tuple[str, ...]:
     """Return a ledger's summary in sentences.
 
-    Examples
-    --------
     >>> verdict((), 1e-3)
     ('No run executes a reorder.',)
     """
@@ -213,8 +211,6 @@ def verdict(rows: Sequence[ReorderRow], run_seconds: float) -> tuple[str, ...]:
 def module_of(origin: str) -> str:
     """Return the module that an operator's origin is in: a layer's owner, a top-level layer's own name, or a line.
 
-    Examples
-    --------
     >>> module_of("layer1.0.conv1"), module_of("conv1"), module_of("layer1.0 (nets.py:14)"), module_of("nets.py:14")
     ('layer1.0', 'conv1', 'layer1.0', 'nets.py:14')
     """
@@ -396,8 +392,6 @@ def touched_nbytes(desc: MemoryDesc) -> int:
     The padding of blocks counts. Gaps between the elements of a strided view do not count, and an element that a
     broadcast repeats counts once.
 
-    Examples
-    --------
     >>> half = MemoryDesc((4, 8)).submemory((4, 4), (0, 0))
     >>> half.nbytes, touched_nbytes(half)
     (128, 64)

@@ -23,32 +23,18 @@ _LEAST_SHARE = 0.01
 
 @dataclass(frozen=True)
 class Predictions:
-    """Costs over times.
-
-    Parameters
-    ----------
-    model, precision : str
-        What was compiled.
-    seconds : float
-        Median time of a run.
-    cost_seconds : float
-        Cost of the plan.
-    median, worst : float
-        Cost over time of a step: the median, and the one that is farthest from 1. Steps that take less than a hundredth
-        of a run are not among them.
-    worst_step : str
-        Its name, with its op and implementation.
-    is_modelled : bool
-        Whether no cost of the plan was measured.
-    """
+    """Costs over times."""
 
     model: str
     precision: str
     seconds: float
     cost_seconds: float
+    #: `median`, `worst`: cost over time of a step: the median, and the one that is farthest from 1. Steps that take
+    #: less than a hundredth of a run are not among them.
     median: float
     worst: float
     worst_step: str
+    #: whether no cost of the plan was measured
     is_modelled: bool
 
     @classmethod

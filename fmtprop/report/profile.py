@@ -28,10 +28,7 @@ Event = dict[str, Any]
 def span(start_seconds: float, seconds: float, **fields: Any) -> Event:
     """Return a complete event.
 
-    Parameters
-    ----------
-    **fields
-        ``pid``, ``tid``, ``cat``, ``name`` and ``args``.
+    `**fields`: ``pid``, ``tid``, ``cat``, ``name`` and ``args``.
     """
     return {"ph": "X", **fields, "ts": (start_seconds - _base_seconds()) * 1e6, "dur": seconds * 1e6}
 
@@ -46,8 +43,6 @@ def nested(inner: Iterable[Event], outer: Iterable[Event]) -> list[Event]:
 
     Clocks of two libraries differ by microseconds, and viewers drop a span that overlaps another one's end.
 
-    Examples
-    --------
     >>> outer = span(1e9, 5e-6, pid=1, tid=1)
     >>> (inner,) = nested([span(1e9 - 2e-6, 6e-6, pid=1, tid=1)], [outer])
     >>> inner["ts"] == outer["ts"], round(inner["dur"])
@@ -72,15 +67,8 @@ def nested(inner: Iterable[Event], outer: Iterable[Event]) -> list[Event]:
 def document(events: Sequence[Event], profile: str | PathLike[str] | None = None) -> str:
     """Return events as a file's text: alone, or with all that torch.profiler wrote.
 
-    Raises
-    ------
-    FmtpropError
-        The profile cannot be read.
-    InputError
-        It is none.
+    Raises FmtpropError if the profile cannot be read, and InputError if it is none.
 
-    References
-    ----------
     Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
     """
     data: dict[str, Any] = {"displayTimeUnit": "ms", "baseTimeNanoseconds": _base_seconds() * 10**9, "traceEvents": []}

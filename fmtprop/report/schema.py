@@ -70,14 +70,9 @@ _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(
 def json_schema() -> dict[str, Any]:
     """Return the schema of the results of :meth:`Report.to_json` and :meth:`Comparison.to_json`.
 
-    Returns
-    -------
-    dict
-        JSON Schema, draft 2020-12, of two forms: ``schema`` and the fields of a report; or ``schema`` and
-        ``policies``, a list of reports, each with its ``error`` against PyTorch.
+    Result: JSON Schema, draft 2020-12, of two forms: ``schema`` and the fields of a report; or ``schema`` and
+    ``policies``, a list of reports, each with its ``error`` against PyTorch.
 
-    Examples
-    --------
     >>> json_schema()["$defs"]["ReorderRow"]["properties"]["seconds"]["type"]
     'number'
     """

@@ -67,17 +67,10 @@ def least_magnitude(node: Node) -> float:
 def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | None = None) -> torch.Tensor:
     """Return numbers for an operand of a node, the same at each call.
 
-    Parameters
-    ----------
-    dtype : DataType, optional
-        Data type of the same numbers in the result. Default: the format's.
-
-    Returns
-    -------
-    torch.Tensor
-        The operand's dimensions, filled with multiples of 1/4 between -2 and 2, or with integers. They are positive for
-        a divisor, a variance, a root or a logarithm, also if one of the latter is a post-op. Their sums are exact in
-        f32 at these sizes. An op may have them scaled (:attr:`~fmtprop.ir.op.OpDef.factor`).
+    `dtype`: data type of the same numbers in the result. Default: the format's. Result: the operand's dimensions,
+    filled with multiples of 1/4 between -2 and 2, or with integers. They are positive for a divisor, a variance, a root
+    or a logarithm, also if one of the latter is a post-op. Their sums are exact in f32 at these sizes. An op may have
+    them scaled (:attr:`~fmtprop.ir.op.OpDef.factor`).
     """
     grid = node.grids.get(name)
     if grid is not None and not desc.dtype.is_floating:
@@ -137,8 +130,6 @@ def _pool(low: int, high: int, dtype: DataType) -> torch.Tensor:
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest difference over the largest expected magnitude.
 
-    Examples
-    --------
     >>> relative_error(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0]))
     0.25
     >>> relative_error(torch.tensor([1.0, 0.0]), torch.tensor([1.0, torch.nan]))

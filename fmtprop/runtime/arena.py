@@ -40,13 +40,9 @@ def plan_arena(lifetimes: Sequence[Lifetime]) -> ArenaLayout:
     space between them in one piece. Both are tried. An order that exceeds the bound is tried again with the buffers
     beyond the bound first, until a fixed amount of work is done.
 
-    Examples
-    --------
     >>> plan_arena([Lifetime(100, 0, 1), Lifetime(64, 1, 2), Lifetime(100, 2, 3)])
     ArenaLayout(offsets=(0, 128, 0), nbytes=192, peak_nbytes=192)
 
-    References
-    ----------
     Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020: greedy by size, and the bound.
     """
     load = _load(lifetimes)

@@ -18,19 +18,6 @@ from fmtprop.system.timing import Clock, quartiles, seconds_of
 class BenchmarkResult:
     """Times of a model's runs.
 
-    Parameters
-    ----------
-    model : str
-        Its name.
-    precision, policy : str
-        Data type of compute-intensive ops, and policy of the choice of formats.
-    threads : int
-        Threads of every run.
-    times : tuple of float
-        Seconds of each run, in order.
-
-    Examples
-    --------
     >>> result = BenchmarkResult("net", "f32", "propagate", 2, (0.004, 0.001, 0.002, 0.003, 0.005))
     >>> print(result)
     net: 3.000 ms median [2.000, 4.000 quartiles], 1.000 ms fastest of 5 runs; f32, propagate, 2 threads
@@ -39,9 +26,11 @@ class BenchmarkResult:
     """
 
     model: str
+    #: `precision`, `policy`: data type of compute-intensive ops, and policy of the choice of formats
     precision: str
     policy: str
     threads: int
+    #: seconds of each run, in order
     times: tuple[float, ...]
 
     @property
@@ -96,15 +85,7 @@ def time_runs(
 ) -> tuple[float, ...]:
     """Call a function again and again and return the seconds of each call.
 
-    Parameters
-    ----------
-    seconds : float, optional
-        Time limit if ``runs`` is not given, with at least one call. Default: one second.
-
-    Raises
-    ------
-    InputError
-        A number is out of range, or both ``runs`` and ``seconds`` are given.
+    `seconds`: time limit if ``runs`` is not given, with at least one call. Default: one second.
     """
     if runs is not None and seconds is not None:
         raise InputError(f"benchmark takes runs or seconds, not both; got runs={runs} and seconds={seconds}")

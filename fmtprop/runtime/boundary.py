@@ -37,13 +37,8 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: tor
 class Endpoint:
     """An input or output of a plan, with the properties of a fitting tensor.
 
-    Parameters
-    ----------
-    name : str
-        Name in the graph.
-    desc : MemoryDesc
-        The format in which the plan reads or writes the tensor. An output's is plain; an input's may be blocked or
-        opaque.
+    `desc`: the format in which the plan reads or writes the tensor. An output's is plain; an input's may be blocked or
+    opaque.
     """
 
     __slots__ = ("desc", "dims", "dtype", "name", "strides")
@@ -57,10 +52,7 @@ class Endpoint:
     def read(self, tensor: object) -> torch.Tensor:
         """Return an input in the format that the plan reads: the tensor itself, or a copy.
 
-        Raises
-        ------
-        InputError
-            Kind, shape, data type or device does not fit.
+        Raises InputError if kind, shape, data type or device does not fit.
         """
         try:
             fits = (
@@ -83,13 +75,7 @@ class Endpoint:
         return tensor if self.holds(tensor) else in_format(tensor, self.desc)
 
     def check_out(self, tensor: object) -> torch.Tensor:
-        """Return the caller's tensor, to which a result may be written.
-
-        Raises
-        ------
-        InputError
-            Kind, shape, data type or device does not fit, autograd records it, or its elements share memory.
-        """
+        """Return the caller's tensor, to which a result may be written."""
         checked = self._checked("out", tensor)
         if checked.requires_grad:
             raise InputError(f"out {self.name} requires grad, which a compiled model cannot give; pass out.detach()")
@@ -144,15 +130,7 @@ class Endpoint:
 
 
 class Boundary:
-    """All inputs and outputs of a plan, in order.
-
-    Parameters
-    ----------
-    model : str
-        The model's name, for messages.
-    inputs, outputs : sequence of Endpoint
-        The endpoints.
-    """
+    """All inputs and outputs of a plan, in order."""
 
     __slots__ = ("_checks", "inputs", "model", "outputs")
 
@@ -168,13 +146,7 @@ class Boundary:
         return cls(plan.name, inputs, tuple(Endpoint(name, access.desc) for name, access in plan.outputs))
 
     def read(self, inputs: Sequence[object]) -> Sequence[torch.Tensor]:
-        """Return the inputs as the plan reads them.
-
-        Raises
-        ------
-        InputError
-            The number of tensors is wrong, one does not fit, or the call is being recorded.
-        """
+        """Return the inputs as the plan reads them."""
         if len(inputs) == len(self.inputs) and _dispatch_mode(_PROXY) is None and self._fit_at_once(inputs):
             return inputs  # type: ignore[return-value]
         recorder = _recorder()
@@ -204,13 +176,7 @@ class Boundary:
         return False
 
     def check_out(self, out: object, inputs: Sequence[object]) -> list[torch.Tensor]:
-        """Return the tensors to which results are written.
-
-        Raises
-        ------
-        InputError
-            The number of tensors is wrong, one does not fit, or two of all inputs and outputs share memory.
-        """
+        """Return the tensors to which results are written."""
         given = [out] if isinstance(out, torch.Tensor) else list(out) if isinstance(out, list | tuple) else None
         if given is None:
             raise InputError(f"out must be a tensor or a tuple of tensors, got {type(out).__name__}")

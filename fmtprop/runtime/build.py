@@ -31,15 +31,8 @@ _MUCH_NBYTES, _MUCH_SHARE = 16 << 20, 1 / 16
 def build_plan(graph: Graph, target: Target, *, consume: bool = False, constants: ConstantStore | None = None) -> Plan:
     """Freeze a formatted graph.
 
-    Parameters
-    ----------
-    consume : bool
-        Whether to remove constants from the graph when they are packed, so that memory never holds all of them twice.
-
-    Raises
-    ------
-    PlanError
-        A node has no format or no way to run.
+    `consume`: whether to remove constants from the graph when they are packed, so that memory never holds all of them
+    twice. Raises PlanError if a node has no format or no way to run.
     """
     return Draft(graph, target).pack(constants or ConstantStore(), consume=consume)
 
@@ -58,17 +51,7 @@ class _Root:
 class Draft:
     """A plan with all but its constants: its primitives can be checked, and its constants be packed more than once.
 
-    Parameters
-    ----------
-    graph : Graph
-        The graph, with descs and choices on every node; its constants are read only when they are packed.
-    target : Target
-        See :func:`build_plan`.
-
-    Raises
-    ------
-    PlanError
-        A node has no format or no way to run.
+    `graph`: the graph, with descs and choices on every node; its constants are read only when they are packed.
     """
 
     def __init__(self, graph: Graph, target: Target) -> None:
@@ -139,13 +122,7 @@ class Draft:
         )  # fmt: skip
 
     def _turn(self) -> Turn | None:
-        """Return where the backward half begins.
-
-        Raises
-        ------
-        PlanError
-            Inputs or outputs of the halves are mixed.
-        """
+        """Return where the backward half begins."""
         phases = [[node.phase for node in nodes] for nodes in (self.graph.input_nodes, self.graph.output_nodes)]
         if self.turn is None or not any(map(any, phases)):
             return None

@@ -130,13 +130,8 @@ def release(graph: Graph, owner: Owner | None = None) -> None:
     be run, saved or compiled again, nor can another module that shares parameters with the owner. Tensors that the
     caller holds stay valid and keep their memory.
 
-    Parameters
-    ----------
-    owner : Owner, optional
-        The ``torch.nn.Module`` or ``torch.export.ExportedProgram`` that it was imported from.
+    `owner`: the ``torch.nn.Module`` or ``torch.export.ExportedProgram`` that it was imported from.
 
-    Examples
-    --------
     >>> layer = torch.nn.Linear(8, 4)
     >>> release(Graph(), layer)
     >>> layer.weight.shape

@@ -43,14 +43,8 @@ _PASSING = (Home.INPUT, Home.OUTPUT, Home.TENSOR)
 class Context:
     """Memory and calls of one run.
 
-    Parameters
-    ----------
-    plan : Plan
-        The plan to run.
-    arena : torch.Tensor, optional
-        MovableMemory for the activations, on pages that have been written. Default: new memory.
-    flushes : bool
-        Whether denormal numbers are zero in native steps.
+    `arena`: MovableMemory for the activations, on pages that have been written. Default: new memory. `flushes`: whether
+    denormal numbers are zero in native steps.
     """
 
     def __init__(self, plan: Plan, arena: torch.Tensor | None = None, *, flushes: bool = True) -> None:
@@ -111,11 +105,8 @@ class Context:
     def forward(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Execute the forward half, and keep the tensors that the backward half will read.
 
-        Parameters
-        ----------
-        inputs : sequence of torch.Tensor
-            Inputs of the forward half, checked, in the plan's formats. If the backward half reads one of them, it must
-            not be changed until then.
+        `inputs`: inputs of the forward half, checked, in the plan's formats. If the backward half reads one of them, it
+        must not be changed until then.
         """
         turn = self._turn()
         outputs = self._outputs[: turn.output]
@@ -142,11 +133,8 @@ class Context:
     ) -> list[torch.Tensor]:
         """Execute the backward half.
 
-        Parameters
-        ----------
-        arena : torch.Tensor, optional
-            The arena, under another owner, whose memory results may take. This context must not run as long as they
-            exist. Default: results have memory of their own.
+        `arena`: the arena, under another owner, whose memory results may take. This context must not run as long as
+        they exist. Default: results have memory of their own.
         """
         turn = self._turn()
         before = self._arena.clone() if again else None
@@ -192,10 +180,7 @@ class Context:
 
         After the limit, in seconds, no step begins, and there are no results.
 
-        Parameters
-        ----------
-        see : callable, optional
-            Called after each step with the place of its first result.
+        `see`: called after each step with the place of its first result.
         """
         self._bind(self._inputs, inputs, self._outputs)
         spans: list[tuple[float, float]] = []

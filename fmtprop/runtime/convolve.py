@@ -20,15 +20,8 @@ from fmtprop.ops.window import torch_padding, window_count
 def convolve(attrs: Conv, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate a convolution, as its op's reference does.
 
-    Parameters
-    ----------
-    tensors : mapping of str to torch.Tensor
-        ``src`` [N, C, ...], ``weights`` [O, C, ...] or [G, O/G, C/G, ...], and maybe ``bias`` [O].
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        dst [N, O, ...] in the data type of src: sums are taken in f32 at least, and rounded once.
+    `tensors`: ``src`` [N, C, ...], ``weights`` [O, C, ...] or [G, O/G, C/G, ...], and maybe ``bias`` [O]. Result: dst
+    [N, O, ...] in the data type of src: sums are taken in f32 at least, and rounded once.
     """
     src, weights, bias = tensors["src"], tensors["weights"], tensors.get("bias")
     wide, spatial = torch.promote_types(src.dtype, torch.float32), len(attrs.strides)

@@ -52,12 +52,7 @@ def generated(
 ) -> Run:
     """Return a run of calls.
 
-    Parameters
-    ----------
-    inputs : sequence of MovableMemory or None
-        MovableMemory of each input; None for one that no call reads.
-    calls : iterable of Call
-        All calls, in order.
+    `inputs`: MovableMemory of each input; None for one that no call reads.
     """
     source = _Source(put)
     names = [f"x{i}" for i in range(len(inputs))]

@@ -52,11 +52,8 @@ def runs_on_any_numbers(graph: Graph) -> bool:
 def with_dummy_weights(drafts: Mapping[str, Draft]) -> dict[str, Callable[[], Plan]]:
     """Return functions that complete drafts to plans for timing; the plans' outputs are meaningless.
 
-    Returns
-    -------
-    dict of str to callable
-        The functions by name. All plans share one block in place of oneDNN's weights; it is freed with the last plan.
-        The graphs' other constants are borrowed.
+    Result: the functions by name. All plans share one block in place of oneDNN's weights; it is freed with the last
+    plan. The graphs' other constants are borrowed.
     """
     sizes = [list(_stand_in_sizes(draft.graph)) for draft in drafts.values()]
     enough = max(2 * last_level_cache_nbytes(), max((size for some in sizes for size in some), default=0))

@@ -22,20 +22,11 @@ from fmtprop.targets.bound import OutsideError, Place, of_both
 class Executor:
     """Runs one plan, from any number of threads at once.
 
-    Parameters
-    ----------
-    plan : Plan
-        The plan to run.
-    plan_for : callable, optional
-        Makes the plan for another number of threads; without it, all runs use the first plan's number.
-    arena : torch.Tensor, optional
-        Memory for the activations of runs with the plan's number of threads, except concurrent ones. Executors that
-        never run at the same time can share it.
-    flushes : bool
-        Whether denormal numbers are zero in native steps (:mod:`fmtprop.jit.denormals`).
+    `plan_for`: makes the plan for another number of threads; without it, all runs use the first plan's number. `arena`:
+    memory for the activations of runs with the plan's number of threads, except concurrent ones. Executors that never
+    run at the same time can share it. `flushes`: whether denormal numbers are zero in native steps
+    (:mod:`fmtprop.jit.denormals`).
 
-    Notes
-    -----
     A run uses torch's number of OpenMP threads in the calling thread. The first run with another number makes a plan
     for it, which shares the constants. Contexts are made on demand and kept for later runs: for each number of
     threads, as many as ran at the same time. In a forked child the OpenMP threads did not survive, so runs use a new
@@ -67,21 +58,9 @@ class Executor:
     ) -> list[torch.Tensor]:
         """Execute the plan.
 
-        Parameters
-        ----------
-        threads : int, optional
-            Number of threads. Default: torch's number in the calling thread.
-
-        Returns
-        -------
-        list of torch.Tensor
-            The tensors of ``out``, or new ones, which a later run never overwrites.
-
-        Raises
-        ------
-        InputError
-            Number, shape, data type or device of the tensors does not fit, or one of ``out`` overlaps another, or an
-            index does not exist in its tensor.
+        `threads`: number of threads. Default: torch's number in the calling thread. Result: the tensors of ``out``, or
+        new ones, which a later run never overwrites. Raises InputError if number, shape, data type or device of the
+        tensors does not fit, or one of ``out`` overlaps another, or an index does not exist in its tensor.
         """
         tensors = self._boundary.read(inputs)
         targets = self._boundary.check_out(out, inputs) if out is not None else None
@@ -126,10 +105,7 @@ class Executor:
     def prepare(self, threads: int) -> Plan:
         """Return the plan for a number of threads; it is made on the first request.
 
-        Raises
-        ------
-        PlanError
-            Its primitives keep failing their check.
+        Raises PlanError if its primitives keep failing their check.
         """
         return dnnl.after_fork(lambda: self._runner(threads).plan)
 

@@ -32,22 +32,6 @@ _TICKET, _GRADIENTS = "ticket", "gradients"
 class Halves:
     """Runs the halves of a plan, each forward run in memory of its own.
 
-    Parameters
-    ----------
-    plan : Plan
-        With a backward half.
-    plan_for : callable, optional
-        As for :class:`Executor`.
-    flushes : bool
-        As for :class:`Executor`.
-
-    Raises
-    ------
-    PlanError
-        The plan has one entry point.
-
-    Notes
-    -----
     Tensors that the backward half reads stay in the arena, in their planned formats. Their memory belongs to a ticket,
     a small tensor. No other call gets the memory as long as the ticket exists, for instance saved by autograd.
     """
@@ -68,10 +52,7 @@ class Halves:
     def forward(self, inputs: Sequence[object]) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Run the forward half.
 
-        Raises
-        ------
-        InputError
-            An input does not fit, or an index does not exist in its tensor.
+        Raises InputError if an input does not fit, or an index does not exist in its tensor.
         """
         tensors = self._forward.read(inputs)
         try:
@@ -80,13 +61,7 @@ class Halves:
             raise outside(error, self.plan, self._forward, tensors) from error
 
     def backward(self, ticket: torch.Tensor, tangents: Sequence[object], *, again: bool = False) -> list[torch.Tensor]:
-        """Run the backward half of a forward run.
-
-        Raises
-        ------
-        InputError
-            A tensor does not fit, or the memory of the forward run is gone.
-        """
+        """Run the backward half of a forward run."""
         tensors = self._backward.read(tangents)
         number = int(ticket)
         lease = self._leased.get(number)

@@ -85,8 +85,6 @@ def _lengths_of_desc(desc: MemoryDesc) -> object:
 def likeness_of_size(size: int) -> int | list[int]:
     """Return the properties that a size shares with those that kernels treat alike.
 
-    Examples
-    --------
     >>> likeness_of_size(24), likeness_of_size(100) == likeness_of_size(116), likeness_of_size(96)
     (24, True, [0, 32, 7])
     """

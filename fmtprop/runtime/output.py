@@ -17,16 +17,8 @@ empty_strided: Callable[..., torch.Tensor] = guards._empty_strided_cpu  # type: 
 class Output:
     """How the tensor of an output is made, and whether the plan writes to it directly.
 
-    Parameters
-    ----------
-    endpoint : Endpoint
-        Format and properties of the tensor.
-    place : Place
-        Position of the result in the plan's memory.
-    is_written : bool
-        Whether the plan writes the result to the caller's tensor.
-    is_made : bool
-        Whether a step makes the tensor, and nothing else uses it.
+    `place`: position of the result in the plan's memory. `is_written`: whether the plan writes the result to the
+    caller's tensor. `is_made`: whether a step makes the tensor, and nothing else uses it.
     """
 
     __slots__ = ("endpoint", "is_made", "is_written", "like", "memory", "place")

@@ -24,48 +24,21 @@ _TRIM_NBYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Once:
-    """A constant of the graph, or a node that runs once, on constants.
-
-    Parameters
-    ----------
-    node : Node
-        The node.
-    operands : mapping of str to Access
-        The tensors that it reads, in buffers that others fill.
-    results : tuple of int
-        The buffer that each result fills.
-    unread : frozenset of int
-        Numbers of the results that no node reads: they may hold any numbers.
-    """
+    """A constant of the graph, or a node that runs once, on constants."""
 
     node: Node
+    #: the tensors that it reads, in buffers that others fill
     operands: Mapping[str, Access]
     results: tuple[int, ...]
+    #: numbers of the results that no node reads: they may hold any numbers
     unread: frozenset[int]
 
 
 class Packing:
     """One packing of a formatted graph's constants.
 
-    Parameters
-    ----------
-    graph : Graph
-        The formatted graph.
-    work : sequence of Once
-        Constants and nodes that depend on no input, without views: sources come before their readers.
-    wanted : collection of int
-        The buffers that steps of the plan read.
-    threads : int
-        Number of threads.
-    store : ConstantStore
-        Makes the bytes.
-    consume : bool
-        Whether to remove constants from the graph when they are read.
-
-    Attributes
-    ----------
-    packed : list of Node
-        The nodes that ran.
+    `work`: constants and nodes that depend on no input, without views: sources come before their readers. `store`:
+    makes the bytes. `consume`: whether to remove constants from the graph when they are read.
     """
 
     def __init__(

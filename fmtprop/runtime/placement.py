@@ -45,13 +45,7 @@ def sum_operand(node: Node) -> str | None:
 
 
 def place_parts(graph: Graph, computed: Set[str]) -> Placement:
-    """Give slots to the sources of concats in place; a source gets its slot from its first such reader.
-
-    Raises
-    ------
-    PlanError
-        A node is in place in a format of which parts are not dense.
-    """
+    """Give slots to the sources of concats in place; a source gets its slot from its first such reader."""
     placement = Placement()
     for node in graph.nodes():
         if not is_in_place(node):

@@ -29,71 +29,41 @@ class Home(str, Enum):
 
 @dataclass(frozen=True)
 class Buffer:
-    """A contiguous range of bytes.
+    """A contiguous range of bytes."""
 
-    Parameters
-    ----------
-    home : Home
-        Owner of its bytes.
-    nbytes : int
-        Size.
-    first, last : int
-        The first and last step that use it (arena and tensors).
-    offset : int
-        Bytes from the start of the arena (arena only).
-    index : int
-        Number of the input, output or constant.
-    """
-
+    #: owner of its bytes
     home: Home
     nbytes: int
+    #: `first`, `last`: the first and last step that use it (arena and tensors)
     first: int = 0
     last: int = 0
+    #: bytes from the start of the arena (arena only)
     offset: int = 0
+    #: number of the input, output or constant
     index: int = 0
 
 
 @dataclass(frozen=True)
 class Access:
-    """A tensor in a buffer.
-
-    Parameters
-    ----------
-    buffer : int
-        Index into :attr:`Plan.buffers`.
-    desc : MemoryDesc
-        Its format; ``offset0`` counts from the buffer's start.
-    """
+    """A tensor in a buffer."""
 
     buffer: int
+    #: its format; ``offset0`` counts from the buffer's start
     desc: MemoryDesc
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a run.
+    """One step of a run."""
 
-    Parameters
-    ----------
-    node : Node
-        The node it executes, with the choice that its executable was built from.
-    operands : mapping of str to Access
-        The tensors that it reads.
-    results : tuple of Access
-        The tensors that it writes.
-    executable : Executable
-        The executable of the node; equal steps share it.
-    scratchpad : int, optional
-        Buffer index of its scratchpad.
-    packing : mapping of str to Node
-        For each operand that was packed while the plan was built: the reorder that packed it.
-    """
-
+    #: the node it executes, with the choice that its executable was built from
     node: Node
     operands: Mapping[str, Access]
     results: tuple[Access, ...]
+    #: the executable of the node; equal steps share it
     executable: Executable
     scratchpad: int | None = None
+    #: for each operand that was packed while the plan was built: the reorder that packed it
     packing: Mapping[str, Node] = field(default_factory=dict)
 
     @property
@@ -104,14 +74,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Turn:
-    """Where the backward half of a plan with two entry points begins.
+    """Where the backward half of a plan with two entry points begins."""
 
-    Parameters
-    ----------
-    step, input, output : int
-        The number of steps, inputs and outputs of the forward half.
-    """
-
+    #: `step`, `input`, `output`: the number of steps, inputs and outputs of the forward half
     step: int
     input: int
     output: int

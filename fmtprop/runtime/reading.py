@@ -14,10 +14,7 @@ from fmtprop.targets.bound import Place
 def numbers_at(place: Place, grid: Grid | None = None) -> torch.Tensor | None:
     """Return a row-major copy of the numbers in a place, or of those for which bytes of a grid stand.
 
-    Returns
-    -------
-    torch.Tensor or None
-        Floats as f32; None for a format that only the library can read.
+    Result: floats as f32; None for a format that only the library can read.
     """
     memory, desc = place.memory.tensor, place.desc
     if memory.layout is not torch.strided:

@@ -60,23 +60,14 @@ _SHARED_NBYTES = 48 << 20
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A primitive that gave a wrong result.
-
-    Parameters
-    ----------
-    node : Node
-        The node of the primitive.
-    error : float
-        Largest error relative to the largest magnitude of the reference.
-    repro : str
-        benchdnn command line, or a description of the comparison.
-    reader : Node, optional
-        The node for which it packed an operand. If no other implementation can pack it, `reader` needs another one.
-    """
+    """A primitive that gave a wrong result."""
 
     node: Node
+    #: largest error relative to the largest magnitude of the reference
     error: float
+    #: benchdnn command line, or a description of the comparison
     repro: str
+    #: the node for which it packed an operand. If no other implementation can pack it, `reader` needs another one.
     reader: Node | None = None
 
     def __str__(self) -> str:
@@ -89,13 +80,9 @@ def check_steps(
 ) -> list[Mismatch]:
     """Check the distinct implementations that are not known to be right: one of those that are alike.
 
-    Parameters
-    ----------
-    packed : iterable of Node
-        Nodes that ran once, on constants. Nodes that packed an operand of a step are checked with the step. Others are
-        checked unless only the library can read their result.
-    checked : iterable of Node
-        Formatted nodes of the model's plan for another shape, which passed: what differs in sizes alone is right, too.
+    `packed`: nodes that ran once, on constants. Nodes that packed an operand of a step are checked with the step.
+    Others are checked unless only the library can read their result. `checked`: formatted nodes of the model's plan for
+    another shape, which passed: what differs in sizes alone is right, too.
     """
     steps = [step for step in steps if implementation(step.node).needs_check(step.node)]
     known = {likeness_in_model(node) for node in checked if _is_checked(node)}
@@ -270,19 +257,11 @@ def check_node(
 
 @dataclass(frozen=True)
 class _Numbers:
-    """The numbers of a node's operands, as its reference got them.
-
-    Parameters
-    ----------
-    node : Node
-    make : callable
-        Makes them.
-    made : dict of str to torch.Tensor
-        Those that are in memory still.
-    """
+    """The numbers of a node's operands, as its reference got them."""
 
     node: Node
     make: Callable[..., torch.Tensor]
+    #: those that are in memory still
     made: dict[str, torch.Tensor]
 
     def of(self, name: str, dtype: DataType | None = None) -> torch.Tensor:

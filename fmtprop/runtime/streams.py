@@ -26,29 +26,14 @@ _CALLS_PER_STREAM = 2
 class StreamPool:
     """Runs a model in several threads at once, one OpenMP thread each. Made by ``CompiledModel.throughput``.
 
-    Parameters
-    ----------
-    function : callable
-        The function of each call: the model.
-    streams : int, optional
-        Number of concurrent runs. Default: the number of CPUs of this process.
-    name : str
-        Name of the model, for messages and the names of threads.
+    `streams`: number of concurrent runs. Default: the number of CPUs of this process. `name`: name of the model, for
+    messages and the names of threads.
 
-    Raises
-    ------
-    InputError
-        ``streams`` is not a positive number, or is too large.
-
-    Notes
-    -----
     Can be used in ``with``, like an executor of `concurrent.futures`: the end of the block waits for all calls. If an
     exception (such as KeyboardInterrupt) ends the block, calls that have not started are cancelled. Other threads of
     the process, and their numbers of OpenMP threads, are not affected. A tensor must not change between :meth:`submit`
     and the result.
 
-    Examples
-    --------
     >>> import torch, fmtprop as fp
     >>> net = fp.compile(torch.nn.ReLU(), torch.ones(2))
     >>> with net.throughput(streams=2) as pool:
@@ -77,13 +62,8 @@ class StreamPool:
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run the model once, as soon as a stream is free.
 
-        Raises
-        ------
-        PlanError
-            The pool is closed, or was made by the parent of this process.
+        Raises PlanError if the pool is closed, or was made by the parent of this process.
 
-        Notes
-        -----
         Waits while each stream has a running and a waiting call, so that inputs do not pile up. A future's callback,
         which runs in a stream, never waits here.
         """
@@ -104,13 +84,8 @@ class StreamPool:
     def map(self, *iterables: Iterable[Any]) -> Iterator[Any]:
         """Run the model on every item and yield the results in order.
 
-        Raises
-        ------
-        PlanError
-            The pool is closed, or was made by the parent of this process.
+        Raises PlanError if the pool is closed, or was made by the parent of this process.
 
-        Notes
-        -----
         Items are taken a few ahead of the results, never all at once. Calls are cancelled if the iteration is
         abandoned.
         """

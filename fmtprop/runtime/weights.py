@@ -32,8 +32,6 @@ class WeightStore:
 
     The store keeps nothing alive: bytes are freed with the last plan that holds them.
 
-    Examples
-    --------
     >>> store = WeightStore()
     >>> first = store.share(torch.ones(8, dtype=torch.uint8))
     >>> store.share(torch.ones(8, dtype=torch.uint8)) is first
@@ -48,10 +46,7 @@ class WeightStore:
     def share(self, flat: torch.Tensor) -> torch.Tensor:
         """Return known bytes that are equal to these, else these.
 
-        Parameters
-        ----------
-        flat : torch.Tensor
-            Flat bytes that do not change any more; an opaque tensor of PyTorch is not compared.
+        `flat`: flat bytes that do not change any more; an opaque tensor of PyTorch is not compared.
         """
         if flat.layout is not torch.strided or flat.dtype is not torch.uint8 or flat.dim() != 1:
             return flat
@@ -86,10 +81,8 @@ class SharedForms:
     So a plan for another shape neither packs weights again nor compares bytes. Bytes go with the last plan that has
     them.
 
-    Parameters
-    ----------
-    tensors : iterable of torch.Tensor
-        Parameters and buffers of the model; they are kept alive, so that no other numbers get their place in memory.
+    `tensors`: parameters and buffers of the model; they are kept alive, so that no other numbers get their place in
+    memory.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -145,11 +138,6 @@ class PackedForms:
     """The formats in which plans of one formatted graph have its constants: flat bytes, by origin and format.
 
     The origin of a reordered constant is the reorder's source. Bytes go with the last plan that has them.
-
-    Parameters
-    ----------
-    shared : SharedForms, optional
-        Packed forms of plans of other graphs.
     """
 
     def __init__(self, shared: SharedForms | None = None) -> None:

@@ -38,13 +38,7 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def path_of(path: object) -> Path:
-    """Return a caller's argument as a path.
-
-    Raises
-    ------
-    OSError
-        The argument is not a path, or no file can have that name.
-    """
+    """Return a caller's argument as a path."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):
         raise OSError(errno.EINVAL, f"a path must be a str or a pathlib.Path, got {path!r}")
@@ -61,10 +55,7 @@ def path_of(path: object) -> Path:
 def check_readable(path: Path) -> None:
     """Check that another library can read a file.
 
-    Raises
-    ------
-    OSError
-        The file is missing, is not regular, or may not be read.
+    Raises OSError if the file is missing, is not regular, or may not be read.
     """
     os.close(_open(path))
 
@@ -72,10 +63,7 @@ def check_readable(path: Path) -> None:
 def opened(path: Path, most_nbytes: int, *, links: bool = True) -> BinaryIO:
     """Return a file, open for reading; without `links`, the path must not be a link.
 
-    Raises
-    ------
-    OSError
-        As for :func:`check_readable`; or the file is larger.
+    Raises OSError as for :func:`check_readable`; or the file is larger.
     """
     file = os.fdopen(_open(path, links=links), "rb")
     if os.fstat(file.fileno()).st_size > most_nbytes:
@@ -85,13 +73,7 @@ def opened(path: Path, most_nbytes: int, *, links: bool = True) -> BinaryIO:
 
 
 def read(path: Path, most_nbytes: int) -> bytes:
-    """Return the bytes of a file.
-
-    Raises
-    ------
-    OSError
-        As for :func:`opened`.
-    """
+    """Return the bytes of a file."""
     with opened(path, most_nbytes) as file:
         data = file.read(most_nbytes + 1)
     if len(data) > most_nbytes:  # the file may have grown, and some files of the system report no size
@@ -113,10 +95,7 @@ def starts_as(path: Path, head: bytes) -> bool:
 def check_regular(path: Path) -> None:
     """Check that a path leads to a regular file, without opening it.
 
-    Raises
-    ------
-    OSError
-        The file is missing, or is not regular.
+    Raises OSError if the file is missing, or is not regular.
     """
     _check_kind(path, path.stat())
 
@@ -125,10 +104,7 @@ def check_regular(path: Path) -> None:
 def locked(path: Path, timeout: float) -> Iterator[None]:
     """Hold a lock on a file among all processes: the lock file next to it.
 
-    Raises
-    ------
-    OSError
-        The lock file is not regular, cannot be created, or another holder did not release it.
+    Raises OSError if the lock file is not regular, cannot be created, or another holder did not release it.
     """
     lock = Path(f"{path}.lock")
     with suppress(FileNotFoundError):
@@ -143,16 +119,8 @@ def locked(path: Path, timeout: float) -> Iterator[None]:
 def check_replaceable(path: Path, ours: re.Pattern[bytes] | None = None) -> Path:
     """Check that a file can be written, before the time-consuming work for its content is done.
 
-    Parameters
-    ----------
-    ours : re.Pattern, optional
-        The beginning of a file of this kind. Only such a file or an empty one is replaced: another one could be the
-        caller's model.
-
-    Raises
-    ------
-    OSError
-        The file is not regular, is foreign, has no directory, or may not be written.
+    `ours`: the beginning of a file of this kind. Only such a file or an empty one is replaced: another one could be the
+    caller's model.
     """
     file = Path(os.path.realpath(path))  # for a link to itself, Path.resolve raises another error
     if not file.parent.is_dir():
@@ -176,10 +144,7 @@ def check_replaceable(path: Path, ours: re.Pattern[bytes] | None = None) -> Path
 def replacing(path: Path, ours: re.Pattern[bytes] | None = None) -> Iterator[Path]:
     """Yield a temporary path to write to; it replaces `path` at the end, or is removed after a failure.
 
-    Raises
-    ------
-    OSError
-        As for :func:`check_replaceable`, or the file system refuses.
+    Raises OSError as for :func:`check_replaceable`, or the file system refuses.
     """
     file = check_replaceable(path, ours)
     temporary = file.with_name(f".{secrets.token_hex(8)}.part")

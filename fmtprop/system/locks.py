@@ -15,8 +15,6 @@ class ProcessLock:
     If another thread holds the lock at a fork, that thread does not exist in the child and would never release it. So
     the child gets a new lock. A block that the forking thread itself has entered releases the old lock.
 
-    Examples
-    --------
     >>> lock = ProcessLock()
     >>> with lock.current, lock.current:
     ...     pass

@@ -41,8 +41,6 @@ def cpu_fields() -> dict[str, str]:
 def last_level_cache_nbytes(caches: Path = _CACHES) -> int:
     """Return the size of the largest cache that the first CPU uses, in bytes.
 
-    Examples
-    --------
     >>> last_level_cache_nbytes(Path("/nowhere")) == 16 << 20
     True
     """
@@ -60,8 +58,6 @@ def last_level_cache_nbytes(caches: Path = _CACHES) -> int:
 def cache_sizes(caches: Path = _CACHES) -> str:
     """Return the sizes of the first CPU's caches as the system writes them, such as ``48K 32K 2048K 266240K``.
 
-    Examples
-    --------
     >>> cache_sizes(Path("/nowhere"))
     ''
     """
@@ -75,10 +71,7 @@ def cache_sizes(caches: Path = _CACHES) -> str:
 def memory_nbytes(limits: Sequence[Path] = _MEMORY_LIMITS) -> int:
     """Return the bytes of memory that this process may use: the minimum of machine, container and ``ulimit -v``.
 
-    Parameters
-    ----------
-    limits : sequence of Path
-        Files that hold a number of bytes; a file without a number, or a missing file, sets no limit.
+    `limits`: files that hold a number of bytes; a file without a number, or a missing file, sets no limit.
     """
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in limits:

@@ -12,8 +12,6 @@ def printable(text: str) -> str:
     Names come from other people's files: a name could move the cursor, change the terminal's colours or break a line
     of a table in two.
 
-    Examples
-    --------
     >>> print(printable("conv_1"), printable("\x1b[31mred\n"))
     conv_1 \x1b[31mred\n
     """
@@ -25,8 +23,6 @@ def printable(text: str) -> str:
 def printable_lines(text: str, most: int) -> str:
     r"""Return the same for a text of several lines, and keep its line breaks.
 
-    Examples
-    --------
     >>> print(printable_lines("one\ntwo\t", 10))
     one
     two\t
@@ -37,8 +33,6 @@ def printable_lines(text: str, most: int) -> str:
 def first_line(error: BaseException) -> str:
     r"""Return the first line of an error's message, or its class where it has none.
 
-    Examples
-    --------
     >>> first_line(ValueError("too small\nat ...")), first_line(KeyError())
     ('too small', 'KeyError')
     """
@@ -48,8 +42,6 @@ def first_line(error: BaseException) -> str:
 def shortened(text: str, most: int) -> str:
     """Return a text; if it has more than `most` characters, without its middle.
 
-    Examples
-    --------
     >>> shortened("abcdefghijklmnop", 10)
     'abcde...op'
     """
@@ -62,8 +54,6 @@ def shortened(text: str, most: int) -> str:
 def aligned(rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:
     """Return the lines of a table: all columns but the last have the width of their longest cell.
 
-    Examples
-    --------
     >>> aligned([("a", "1"), ("long", "2")])
     ['a     1', 'long  2']
     """

@@ -29,17 +29,9 @@ class WaitingClock(Protocol):
 class Stopwatch:
     """Seconds of runs, without those in which a thread waited for a processor that other programs used.
 
-    Parameters
-    ----------
-    of_thread : bool
-        Whether all work is the calling thread's: then its own seconds count, and waiting is not a part of them.
-    now : Clock, optional
-        Default: Python's clock of such seconds.
-    waiting : WaitingClock, optional
-        Default: Linux's figures of this process's threads.
+    `of_thread`: whether all work is the calling thread's: then its own seconds count, and waiting is not a part of
+    them. `now`: default: Python's clock of such seconds. `waiting`: default: Linux's figures of this process's threads.
 
-    Examples
-    --------
     >>> ticks = iter([1.0, 4.0])
     >>> with Stopwatch(now=lambda: next(ticks)) as watch:
     ...     watch.start()
@@ -93,8 +85,6 @@ class Stopwatch:
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """Return lower quartile, median and upper quartile, interpolating linearly between the two nearest values.
 
-    Examples
-    --------
     >>> quartiles([4.0, 1.0, 3.0, 2.0])
     (1.75, 2.5, 3.25)
     """

@@ -16,18 +16,11 @@ _LINE_NBYTES = 128
 class Waiting:
     """A clock of waiting: a thread that could run, and did not, since another program's thread had its processor.
 
-    Parameters
-    ----------
-    tasks : Path, optional
-        Linux's directory of threads, with a file ``schedstat`` for each. Where there is none, nothing ever waited.
+    `tasks`: Linux's directory of threads, with a file ``schedstat`` for each. Where there is none, nothing ever waited.
 
-    Notes
-    -----
     A time of which a part was waiting is no time of the work. Beside two busy programs on two processors, half of the
     executions of a millisecond wait for 4 ms, the others not at all: these take as long as on an idle machine.
 
-    Examples
-    --------
     >>> with Waiting(Path("/nowhere")) as waiting:
     ...     waiting.lap()
     0.0

@@ -13,13 +13,7 @@ from fmtprop.targets.scaling import Chain, Stored, chain_of, scaling_of, stored_
 
 
 def arguments(node: Node, pd: dnnl.PrimitiveDesc) -> list[tuple[str, int, dnnl.NativeDesc]]:
-    """Return (operand or result name, argument number, native descriptor) of all arguments but the scratchpad.
-
-    Raises
-    ------
-    PlanError
-        The primitive has no such argument.
-    """
+    """Return (operand or result name, argument number, native descriptor) of all arguments but the scratchpad."""
     operands = node.choice.operands if node.choice else {}
     found, chain = [], chain_of(node, stored_of(node))
     for one in ports(node, (*operands, *result_names(node))):

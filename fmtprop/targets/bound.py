@@ -40,12 +40,7 @@ _is_alias: Callable[[torch.Tensor, torch.Tensor], bool] = torch._C._is_alias_of 
 class MovableMemory:
     """Memory of operands and results.
 
-    Parameters
-    ----------
-    tensor : torch.Tensor, optional
-        Flat bytes, or a whole tensor; the same in each run. Default: each run puts another tensor here.
-    desc : MemoryDesc, optional
-        Format of all tensors that are put here.
+    `tensor`: flat bytes, or a whole tensor; the same in each run. Default: each run puts another tensor here.
     """
 
     __slots__ = ("_followers", "_views", "desc", "is_fixed", "pointer", "tensor")
@@ -125,14 +120,8 @@ class MovableMemory:
 class Place:
     """Position of an operand or a result.
 
-    Parameters
-    ----------
-    memory : MovableMemory
-        The memory that holds it.
-    desc : MemoryDesc
-        Its format; ``offset0`` counts from the memory's start.
-    is_read : bool
-        Whether a node or the caller reads a result that a step writes here.
+    `desc`: its format; ``offset0`` counts from the memory's start. `is_read`: whether a node or the caller reads a
+    result that a step writes here.
     """
 
     __slots__ = ("desc", "is_read", "is_whole", "memory")
@@ -206,13 +195,7 @@ class as_planned:
 
 
 class PythonCalls:
-    """Consecutive calls of Python functions, as one function of a plan.
-
-    Parameters
-    ----------
-    pairs : sequence of (Node, callable)
-        The node of each call, and the call.
-    """
+    """Consecutive calls of Python functions, as one function of a plan."""
 
     __slots__ = ("pairs",)
 
@@ -222,10 +205,7 @@ class PythonCalls:
     def __call__(self, *_: None) -> int:
         """Make the calls and return 0; an error of an operator names the node.
 
-        Raises
-        ------
-        PlanError
-            An operator refused.
+        Raises PlanError if an operator refused.
         """
         for node, call in self.pairs:
             try:
@@ -240,16 +220,8 @@ class PythonCalls:
 class Making:
     """A call that makes its results in each run: tensors in the planned formats, with memory of their own.
 
-    Parameters
-    ----------
-    node : Node
-        The node, formatted.
-    call : functools.partial
-        Returns the result, or a sequence of several, in formats of its own.
-    memories : sequence of MovableMemory or None
-        The memory of each result; None for one without readers.
-    operands : sequence of torch.Tensor
-        Tensors of which a result may be a view.
+    `call`: returns the result, or a sequence of several, in formats of its own. `memories`: the memory of each result;
+    None for one without readers. `operands`: tensors of which a result may be a view.
     """
 
     __slots__ = ("call", "likes", "memories", "node", "operands")
@@ -272,13 +244,7 @@ class Making:
                 memory.put(self.own(index, value, *self.operands))
 
     def own(self, index: int, value: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
-        """Return a result in its format, with memory of its own: the tensor that was made, or a copy.
-
-        Raises
-        ------
-        PlanError
-            It has another shape than the plan has room for.
-        """
+        """Return a result in its format, with memory of its own: the tensor that was made, or a copy."""
         dims, _, dtype = self.likes[index]
         if value.shape != dims:
             raise PlanError(shape_differs(self.node, index, value, dims))
@@ -295,17 +261,7 @@ def shape_differs(node: Node, index: int, value: torch.Tensor, dims: Sequence[in
 
 
 class OutsideError(PlanError):
-    """An operator read an index that its tensor does not have.
-
-    Parameters
-    ----------
-    node : Node
-        The operator.
-    message : str
-        The message.
-    error : Exception
-        The operator's own error.
-    """
+    """An operator read an index that its tensor does not have."""
 
     def __init__(self, node: Node, message: str, error: Exception) -> None:
         super().__init__(message)
@@ -324,8 +280,6 @@ def failed(node: Node, target: str, error: Exception) -> FmtpropError:
 def of_both(kind: type[FmtpropError], error: Exception, message: str) -> FmtpropError:
     """Return an error that is also of the class of an operator's own error, so that callers find it by either.
 
-    Examples
-    --------
     >>> isinstance(of_both(PlanError, torch.linalg.LinAlgError("singular"), "node inv: singular"), RuntimeError)
     True
     """
@@ -345,16 +299,9 @@ def _class_of_both(kind: type[FmtpropError], other: type[Exception]) -> type[Fmt
 class Bound:
     """An executable with the positions of its operands and results, for one run at a time.
 
-    Parameters
-    ----------
-    native : sequence of Call
-        The calls, if they are native.
-    python : tuple of (Node, sequence of callable), optional
-        The node and its calls, if they are Python calls, which are made under :func:`as_planned`.
-    keep : sequence of object
-        Objects that live as long as the calls; those with a ``close`` are closed with them.
-    failure : callable, optional
-        Makes the error of a native call's status.
+    `native`: the calls, if they are native. `python`: the node and its calls, if they are Python calls, which are made
+    under :func:`as_planned`. `keep`: objects that live as long as the calls; those with a ``close`` are closed with
+    them.
     """
 
     __slots__ = ("_failure", "_keep", "calls", "pairs")
@@ -382,10 +329,7 @@ class Bound:
     def run(self) -> None:
         """Make the calls.
 
-        Raises
-        ------
-        FmtpropError
-            A call failed.
+        Raises FmtpropError if a call failed.
         """
         if self.is_native:
             self._run()
@@ -396,10 +340,7 @@ class Bound:
     def seconds(self, stream: OwnStream) -> float:
         """Make the calls and return their seconds.
 
-        Raises
-        ------
-        FmtpropError
-            A call failed.
+        Raises FmtpropError if a call failed.
         """
         failed = 0
         with flushed() if self.is_native else as_planned():  # as in a run

@@ -27,22 +27,13 @@ class Executable(ABC):
     def bind(self, node: Node, places: Mapping[str, Place], stream: OwnStream) -> Bound:
         """Return the calls that compute a node.
 
-        Parameters
-        ----------
-        places : mapping of str to Place
-            Positions of each operand and each result, by name, and of a scratchpad if one is needed. The
-            implementation's :meth:`~Implementation.residual` lies in the first result's memory; the operand of
-            :meth:`~Implementation.may_add_to` may lie there.
+        `places`: positions of each operand and each result, by name, and of a scratchpad if one is needed. The
+        implementation's :meth:`~Implementation.residual` lies in the first result's memory; the operand of
+        :meth:`~Implementation.may_add_to` may lie there.
         """
 
     def lay_out(self, node: Node, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return numbers in a format that only this executable knows, as a tensor for :class:`Memory`.
-
-        Raises
-        ------
-        UnsupportedOpError
-            The executable does not know the format.
-        """
+        """Return numbers in a format that only this executable knows, as a tensor for :class:`Memory`."""
         raise UnsupportedOpError(f"{node.label}: numbers cannot be packed in the format of operand {name}")
 
     def close(self) -> None:  # noqa: B027 - most executables have nothing to release
@@ -188,13 +179,7 @@ def threads_here() -> int:
 
 
 def implementation(node: Node) -> Implementation:
-    """Return the implementation that was chosen for a formatted node.
-
-    Raises
-    ------
-    PlanError
-        The node has no choice.
-    """
+    """Return the implementation that was chosen for a formatted node."""
     choice: Choice | None = node.choice
     if choice is None or choice.handle is None:
         raise PlanError(f"{node.label} has no choice: assign formats before planning")

@@ -41,10 +41,7 @@ def gemv_kernels(node: Node, request: Request) -> Iterator[tuple[GemvKernel, Req
 def _as_matmul(formats: Request) -> Request:
     """Return the formats of an inner product as those of a matrix product.
 
-    Raises
-    ------
-    FormatError
-        A format cannot express the inputs of an item as one axis.
+    Raises FormatError if a format cannot express the inputs of an item as one axis.
     """
     src, weights = (
         formats[name].reshape((formats[name].dims[0], prod(formats[name].dims[1:]))) for name in ("src", "weights")

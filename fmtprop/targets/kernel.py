@@ -21,13 +21,7 @@ _REFUSALS = (IndexError(OUTSIDE), RuntimeError(DISORDERED))
 
 @dataclass(frozen=True, eq=False)
 class KernelImplementation(Implementation):
-    """A kernel of the project as the implementation of a node.
-
-    Parameters
-    ----------
-    kernel : StandaloneKernel
-        The kernel.
-    """
+    """A kernel of the project as the implementation of a node."""
 
     kernel: StandaloneKernel
 

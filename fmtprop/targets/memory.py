@@ -26,13 +26,7 @@ _LITTLE_NBYTES = 1 << 20
 
 
 def check_fits(nbytes: int, what: str) -> None:
-    """Refuse a request for more memory than this process may use, before the system kills it.
-
-    Raises
-    ------
-    PlanError
-        This process cannot use as much.
-    """
+    """Refuse a request for more memory than this process may use, before the system kills it."""
     if nbytes > _LITTLE_NBYTES and nbytes > (total := memory_nbytes()):
         raise PlanError(
             f"{what} needs {nbytes / 1e9:.1f} GB of memory at once, this machine has {total / 1e9:.1f} GB; compile for "
@@ -43,8 +37,6 @@ def check_fits(nbytes: int, what: str) -> None:
 def align(nbytes: int) -> int:
     """Round up to the alignment.
 
-    Examples
-    --------
     >>> align(1), align(64), align(65)
     (64, 64, 128)
     """
@@ -109,8 +101,6 @@ def renew(words: torch.Tensor, *, positive: bool = False) -> None:
     Results that become sources, and sources that become results, decay to denormal numbers, infinities and NaN. An
     operation on a denormal number takes a hundred times as long on Intel's cores.
 
-    Examples
-    --------
     >>> words = torch.tensor([1e-40, float("inf"), -3.0, 0.0]).view(torch.int32)
     >>> renew(words)
     >>> [round(number, 2) for number in words.view(torch.float32).tolist()]

@@ -49,8 +49,6 @@ _T = TypeVar("_T")
 class OneDnnTarget(Provider):
     """Candidates from the oneDNN library that is loaded, and from the kernels that run beside it.
 
-    Notes
-    -----
     Answers are kept by value (op, attributes, post-ops, request), so that equal layers share one primitive descriptor.
     """
 

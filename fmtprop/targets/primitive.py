@@ -23,23 +23,13 @@ from fmtprop.targets.memory import aligned_bytes
 
 @dataclass(frozen=True, eq=False)
 class PrimitiveImplementation(Implementation):
-    """A primitive descriptor as an implementation.
-
-    Parameters
-    ----------
-    pd : PrimitiveDesc
-        Descriptor of the primitive.
-    offered_by : callable
-        Makes the target that offered it.
-    after : Kernel, optional
-        Kernel that runs on the result afterwards, for the node's last post-op.
-    is_alone : bool
-        Whether one thread runs it, with any number of threads in the plan (:func:`one_thread`).
-    """
+    """A primitive descriptor as an implementation."""
 
     pd: dnnl.PrimitiveDesc
     offered_by: Callable[[], Provider]
+    #: Kernel that runs on the result afterwards, for the node's last post-op
     after: Kernel | None = None
+    #: whether one thread runs it, with any number of threads in the plan (:func:`one_thread`)
     is_alone: bool = False
 
     takes_any_numbers = True
@@ -148,12 +138,8 @@ def bind_primitive(
 ) -> Bound:
     """Return a primitive with its arguments, ready for execution.
 
-    Parameters
-    ----------
-    arguments : sequence of (int, NativeDesc, MovableMemory, int)
-        Number, descriptor, memory, and offset from the memory's start in bytes.
-    restored : int
-        Number of threads after the run, if the primitive was made for one thread and the plan has more; else 1.
+    `arguments`: number, descriptor, memory, and offset from the memory's start in bytes. `restored`: number of threads
+    after the run, if the primitive was made for one thread and the plan has more; else 1.
     """
     pd, engine, bound = primitive.desc, dnnl.Engine.cpu(), []
     room = pd.query_md("scratchpad")

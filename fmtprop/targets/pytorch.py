@@ -27,10 +27,7 @@ def call_reference(
 
     `instead` has functions that replace references, by the op's name.
 
-    Raises
-    ------
-    PlanError
-        PyTorch refused.
+    Raises PlanError if PyTorch refused.
     """
     try:
         with as_planned():
@@ -52,10 +49,7 @@ def bind(
 
     It is to be made under :func:`as_planned`, as often as the tensors hold other numbers.
 
-    Parameters
-    ----------
-    places : sequence of torch.Tensor or None
-        As :func:`write_results` takes them. None shares memory with an operand.
+    `places`: as :func:`write_results` takes them. None shares memory with an operand.
     """
     written = [place for place in places if place is not None]
     if node.grids and any(node.grids[name].stored is data_type(t.dtype) for name, t in _gridded(node, tensors, places)):
@@ -129,15 +123,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 def write_results(node: Node, places: Sequence[torch.Tensor | None], values: Sequence[torch.Tensor]) -> None:
     """Write a node's results to where they are to lie.
 
-    Parameters
-    ----------
-    places : sequence of torch.Tensor or None
-        None for a result without readers: its type may differ from the exporter's (``aten._embedding_bag``).
-
-    Raises
-    ------
-    PlanError
-        One that is read has another shape than the plan has room for.
+    `places`: None for a result without readers: its type may differ from the exporter's (``aten._embedding_bag``).
     """
     for index, (place, value) in enumerate(zip(places, values, strict=True)):
         if place is None:

@@ -117,13 +117,7 @@ class ReferenceTarget(Provider):
 
 @dataclass(frozen=True)
 class ReferenceImplementation(Implementation):
-    """An op's reference, or PyTorch's operators in its place.
-
-    Parameters
-    ----------
-    impl : str
-        Which.
-    """
+    """An op's reference, or PyTorch's operators in its place."""
 
     impl: str
 

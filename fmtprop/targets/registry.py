@@ -16,13 +16,7 @@ _TARGETS: dict[str, type[Provider]] = {made.name: made for made in (OneDnnTarget
 
 
 def register(made: type[Provider]) -> None:
-    """Add a target: its name is a value of the ``target`` parameter of :func:`fmtprop.compile` from now on.
-
-    Raises
-    ------
-    UnsupportedOpError
-        Another target has this name.
-    """
+    """Add a target: its name is a value of the ``target`` parameter of :func:`fmtprop.compile` from now on."""
     if _TARGETS.setdefault(made.name, made) is not made:
         raise UnsupportedOpError(f"there is a target {made.name!r} already: {_TARGETS[made.name].__qualname__}")
 
@@ -33,13 +27,7 @@ def target_names() -> tuple[str, ...]:
 
 
 def provider(name: str) -> type[Provider]:
-    """Return the class of a target.
-
-    Raises
-    ------
-    UnsupportedOpError
-        There is no such target.
-    """
+    """Return the class of a target."""
     if name not in _TARGETS:
         raise UnsupportedOpError(f"there is no target {name!r}; known: {', '.join(_TARGETS)}")
     return _TARGETS[name]

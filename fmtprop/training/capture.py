@@ -67,12 +67,8 @@ def training_backend(
 ) -> Compiler:
     """Return a backend of ``torch.compile`` for graphs with and without gradients.
 
-    Parameters
-    ----------
-    options : Options
-        Of the plans: their precision, and whether the backward half recomputes cheap results (``memory``).
-    writes : bool
-        Whether functional graphs for `inference` write changed inputs themselves, by ``copy_`` at their end.
+    `options`: of the plans: their precision, and whether the backward half recomputes cheap results (``memory``).
+    `writes`: whether functional graphs for `inference` write changed inputs themselves, by ``copy_`` at their end.
     """
     parted = _PARTITIONS[options.memory]
 

@@ -15,10 +15,7 @@ from torch._higher_order_ops.effects import with_effects
 def join_checks(program: fx.GraphModule) -> int:
     """Make each check of linear algebra a call that returns the checked result.
 
-    Returns
-    -------
-    int
-        Number of tokens: first arguments and first results, which kept the checks in order.
+    Result: number of tokens: first arguments and first results, which kept the checks in order.
     """
     effects = [node for node in program.graph.nodes if node.target is with_effects]
     checks = [node for node in effects if node.args[1] is torch.ops.aten._linalg_check_errors.default]

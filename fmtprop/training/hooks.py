@@ -27,8 +27,6 @@ _FOR_ALL = tuple(
 def watch_hooks() -> None:
     """Add a guard to the graph in the making: no module that had no hooks has one, nor have all modules.
 
-    Notes
-    -----
     PyTorch's own guard (``skip_nnmodule_hook_guards=False``) takes 1.6 us for each module and call, this one 0.3 us for
     all: it looks at the modules after a hook was registered anywhere.
     """

@@ -58,33 +58,13 @@ class TrainingModule(nn.Module):
     ``train`` and ``eval``, hooks on parameters and ``requires_grad_`` work on either. All other attributes and methods
     are the original's too.
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-        The original.
-    example_inputs : torch.Tensor or tuple, optional
-        Arguments of one call, which shows errors early; tensors, numbers and the generators of torch, numpy,
-        Python and the module are restored afterwards. Without them, errors and plans come with the first call.
-    options : Options
-        Options of the compilation.
-    compare : callable, optional
-        Compares each step's plan with PyTorch's own step at its first call, and PyTorch runs the step if it is as fast;
-        see :func:`fmtprop.compiling.turns.compare`. Default: plans run all steps.
-
-    Attributes
-    ----------
-    steps : list of TrainingStep
-        Each captured graph that needs gradients; ``steps[0].net`` is its plan, of forward and backward. If PyTorch runs
-        the step, it is None, and ``steps[0].reason`` says why.
-    evaluations : list of Evaluation
-        Each captured graph that needs none.
-
-    Raises
-    ------
-    ImportModelError
-        PyTorch can capture nothing of the module, or a graph cannot be imported.
-    UnsupportedOpError
-        An option has no meaning here, or no target can run an op.
+    `example_inputs`: arguments of one call, which shows errors early; tensors, numbers and the generators of torch,
+    numpy, Python and the module are restored afterwards. Without them, errors and plans come with the first call.
+    `compare`: compares each step's plan with PyTorch's own step at its first call, and PyTorch runs the step if it is
+    as fast; see :func:`fmtprop.compiling.turns.compare`. Default: plans run all steps. `steps`: each captured graph
+    that needs gradients; ``steps[0].net`` is its plan, of forward and backward. If PyTorch runs the step, it is None,
+    and ``steps[0].reason`` says why. `evaluations`: each captured graph that needs none. Raises UnsupportedOpError if
+    an option has no meaning here, or no target can run an op.
     """
 
     steps: list[TrainingStep]
@@ -254,20 +234,14 @@ class TrainingModule(nn.Module):
     def save(self, path: Any) -> None:
         """Refuse to be saved.
 
-        Raises
-        ------
-        ImportModelError
-            Always.
+        Raises ImportModelError if always.
         """
         raise self._staying("saved as a plan")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse to be pickled.
 
-        Raises
-        ------
-        ImportModelError
-            Always.
+        Raises ImportModelError if always.
         """
         raise self._staying("pickled")
 

@@ -17,15 +17,7 @@ from torch import nn
 class PlainCalls:
     """The situations in which a module's calls need no plan.
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-        The module.
-
-    Attributes
-    ----------
-    known : set
-        Situations in which PyTorch was chosen.
+    `known`: situations in which PyTorch was chosen.
     """
 
     def __init__(self, module: nn.Module) -> None:

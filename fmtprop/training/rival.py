@@ -28,18 +28,9 @@ _LOG = logging.getLogger(__name__)
 class Rival:
     """A step that PyTorch runs if its plan is not faster, or if there is no plan.
 
-    Parameters
-    ----------
-    run : callable
-        AOTAutograd's function of the captured graph, which calls the step.
-    captured : torch.fx.GraphModule
-        The graph as it was captured.
-    step : TrainingStep
-        The step.
-    compare : callable, optional
-        See :func:`fmtprop.compiling.turns.compare`. Without it, the plan runs all calls.
-    required : bool
-        Whether a step that cannot be planned is an error.
+    `run`: AOTAutograd's function of the captured graph, which calls the step. `compare`: see
+    :func:`fmtprop.compiling.turns.compare`. Without it, the plan runs all calls. `required`: whether a step that cannot
+    be planned is an error.
     """
 
     def __init__(

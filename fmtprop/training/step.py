@@ -33,14 +33,8 @@ _LOG = logging.getLogger(__name__)
 class TrainingStep:
     """The two halves of a captured graph.
 
-    Parameters
-    ----------
-    forward, backward : torch.fx.GraphModule
-        Functional programs, as for :func:`fmtprop.capture.joint.import_joint`.
-    outputs : int
-        Number of the forward's results for its caller.
-    options : Options
-        Options of the compilation.
+    `forward`, `backward`: functional programs, as for :func:`fmtprop.capture.joint.import_joint`. `outputs`: number of
+    the forward's results for its caller.
     """
 
     def __init__(
@@ -131,10 +125,7 @@ class TrainingStep:
     def prepare(self) -> None:
         """Make the plan, if it was not made; a step that computes nothing has none.
 
-        Raises
-        ------
-        FmtpropError
-            The step cannot be planned.
+        Raises FmtpropError if the step cannot be planned.
         """
         with self._making.current:
             if self._made is None and not self.reason:
@@ -171,15 +162,7 @@ def leading_sizes(backward: fx.GraphModule) -> int:
 
 
 class Evaluation:
-    """A captured graph that needs no gradients: an ordinary plan with parameters as inputs, since they change.
-
-    Parameters
-    ----------
-    program : torch.fx.GraphModule
-        A functional program.
-    options : Options
-        Options of the compilation.
-    """
+    """A captured graph that needs no gradients: an ordinary plan with parameters as inputs, since they change."""
 
     _boxed_call = True
 

@@ -45,13 +45,8 @@ def leave_out_unread_rows(graph: fx.Graph) -> None:
     dropout draws the numbers of all rows, as PyTorch would. Results share memory with the same tensors as before, so
     what is changed in place is seen as before; a node that itself changes its operand computes all rows.
 
-    Parameters
-    ----------
-    graph : torch.fx.Graph
-        The graph, changed in place. Values of its tensors are in ``meta["example_value"]``.
+    `graph`: the graph, changed in place. Values of its tensors are in ``meta["example_value"]``.
 
-    Notes
-    -----
     The gradient of a row that is not read is 0. PyTorch multiplies this 0 by numbers of that row, so a NaN there
     reaches its gradients of weights, and not these.
     """

@@ -29,12 +29,7 @@ _WHOLE = frozenset(
 class WithViews:
     """A graph that is run without its views, and the views; ready to be called by AOTAutograd, with a list of inputs.
 
-    Parameters
-    ----------
-    run : callable
-        Runs the graph without views.
-    views : torch.fx.GraphModule
-        The views of its inputs and results, and all other results.
+    `run`: runs the graph without views. `views`: the views of its inputs and results, and all other results.
     """
 
     _boxed_call = True
@@ -51,11 +46,8 @@ class WithViews:
 def without_views(module: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule | None]:
     """Return a functional graph without the results that must be views, and a graph that makes them.
 
-    Returns
-    -------
-    torch.fx.GraphModule or None
-        From inputs and these results to all results. None where there are no views of inputs, of a part of a result,
-        or of a result that is returned in another form, too.
+    Result: from inputs and these results to all results. None where there are no views of inputs, of a part of a
+    result, or of a result that is returned in another form, too.
     """
     given = results_of(module)
     results = [one for one in given if isinstance(one, fx.Node)]

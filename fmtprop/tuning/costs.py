@@ -61,8 +61,6 @@ def disturbance(src: MemoryDesc, dst: MemoryDesc) -> float:
     v3 with 0 to 76 reorders had equal measured costs, but plans with fewer reorders were as fast or faster. With up to
     20 us added for each large reorder, costs rank the plans by their real times.
 
-    Examples
-    --------
     >>> small, large = MemoryDesc((1, 8), "f32"), MemoryDesc((1, 64, 56, 56), "f32")
     >>> round(disturbance(small, small) * 1e6, 1), round(disturbance(large, large) * 1e6, 1)
     (2.0, 20.0)
@@ -101,28 +99,13 @@ def costs_for(
 ) -> TunedCosts:
     """Return the costs for a compilation, with the present number of threads.
 
-    Parameters
-    ----------
-    tune : {"auto", "model", "measure", "remeasure", "nominal"}
-        ``"nominal"`` measures nothing at all (``deterministic=True``), ``"model"`` only the machine's peaks, once.
-        ``"measure"`` measures the figures that the cache lacks. ``"remeasure"`` measures all figures and replaces the
-        cache's. ``"auto"`` uses the cache's figures if it has all for a node, and the model otherwise.
-    activations_nbytes : int, optional
-        Largest number of bytes of activations that a node reads and writes, if known; it decides from which level of
-        memory they come.
-    budget : float, optional
-        Seconds for measuring; 0 to measure nothing. Default: no limit.
-    progress : callable, optional
-        Told (done, total) while problems are measured.
-    store : Store, optional
-        Figures measured before. Default: the user's store.
-    target : Provider, optional
-        Target of the nodes; its reorders are timed. Default: oneDNN.
-
-    Raises
-    ------
-    FmtpropError
-        There is no such `tune`.
+    `tune`: ``"nominal"`` measures nothing at all (``deterministic=True``), ``"model"`` only the machine's peaks, once.
+    ``"measure"`` measures the figures that the cache lacks. ``"remeasure"`` measures all figures and replaces the
+    cache's. ``"auto"`` uses the cache's figures if it has all for a node, and the model otherwise.
+    `activations_nbytes`: largest number of bytes of activations that a node reads and writes, if known; it decides from
+    which level of memory they come. `budget`: seconds for measuring; 0 to measure nothing. Default: no limit.
+    `progress`: told (done, total) while problems are measured. `store`: figures measured before. Default: the user's
+    store. `target`: target of the nodes; its reorders are timed. Default: oneDNN.
     """
     if tune not in (*TUNES, NOMINAL):
         raise FmtpropError(f"unknown tune {tune!r}; known: {', '.join(TUNES)}")
@@ -146,27 +129,9 @@ def _roofline(known: Store, weights_nbytes: int, activations_nbytes: int | None)
 class TunedCosts:
     """Measured figures if there are any, otherwise modelled ones.
 
-    Parameters
-    ----------
-    model : CostModel
-        Model of figures that are not measured.
-    store : Store
-        Figures measured before; new ones are added.
-    tune : str
-        See :func:`costs_for`.
-    weights_nbytes : int
-        Bytes of all weights of the network.
-    budget : float
-        Seconds for measuring.
-    progress : callable, optional
-        Called with (done, total).
-    target : Provider, optional
-        Target of the reorders that are timed.
-    paces : Paces, optional
-        What runs taught about costs. Default: the store's.
+    `model`: model of figures that are not measured. `progress`: called with (done, total). `paces`: what runs taught
+    about costs. Default: the store's.
 
-    Notes
-    -----
     To be comparable with measured figures, a modelled figure is multiplied by the median ratio of measured to modelled
     figures of the same op and implementation, else of the same op, else of all known figures. Ways of the reference
     target are always modelled.
@@ -276,10 +241,7 @@ class TunedCosts:
     def learn(self, steps: Iterable[tuple[Node, float]]) -> None:
         """Learn from a run where costs did not predict it: all later costs of these families are multiplied.
 
-        Parameters
-        ----------
-        steps : iterable of (Node, float)
-            The node of each step, with its choice, and the seconds that it took.
+        `steps`: the node of each step, with its choice, and the seconds that it took.
         """
         self._paces.learn((*found, seconds) for node, seconds in steps if (found := self._learnable(node)) is not None)
         self._answers.clear()

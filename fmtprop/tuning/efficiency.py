@@ -68,13 +68,8 @@ _FUSED = "ref_fused_convolution:any:"
 def efficiency(impl: str, shape: int = 0) -> float:
     """Return the share of the peak that an implementation reaches.
 
-    Parameters
-    ----------
-    shape : {0, 1, 2}
-        0 for windows and products, 1 for windows of one position, 2 for one channel per group.
+    `shape`: 0 for windows and products, 1 for windows of one position, 2 for one channel per group.
 
-    Examples
-    --------
     >>> efficiency("brgconv:avx2") > efficiency("gemm:jit") > efficiency("ref:any")
     True
     >>> efficiency("ref_fused_convolution:any:jit_1x1:avx2:jit_dw:avx2") > efficiency("ref:any")
@@ -100,8 +95,6 @@ def efficiency(impl: str, shape: int = 0) -> float:
 def of_depthwise(impl: str) -> float:
     """Return the share of the peak that the second kernel of a fused depthwise pair reaches.
 
-    Examples
-    --------
     >>> of_depthwise("ref_fused_convolution:any:jit_1x1:avx2:jit_dw:avx2") == efficiency("jit_dw:avx2", 2)
     True
     """

@@ -22,8 +22,6 @@ _FARTHEST_NBYTES = 128 * _MIB
 def regime(weights_nbytes: int) -> int:
     """Return the class of a network's footprint of weights, in bytes; networks of one class share measured figures.
 
-    Examples
-    --------
     >>> [regime(mib << 20) >> 20 for mib in (0, 9, 100, 500)]
     [1, 16, 128, 128]
     """

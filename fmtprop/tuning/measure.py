@@ -91,39 +91,21 @@ _RESIDENT_SHARE = 0.25
 
 @dataclass(frozen=True)
 class TimedOperand:
-    """An operand or result of a job.
-
-    Parameters
-    ----------
-    name : str
-        Name of the operand or result.
-    desc : MemoryDesc
-        Its format.
-    kind : {"activation", "parameter", "result"}
-        It decides the memory of the operand and the state of the cache.
-    """
+    """An operand or result of a job."""
 
     name: str
     desc: MemoryDesc
+    #: it decides the memory of the operand and the state of the cache
     kind: str
 
 
 @dataclass(frozen=True)
 class Job:
-    """One way to run a node, to be timed.
-
-    Parameters
-    ----------
-    key : object
-        The caller's name for it.
-    node : Node
-        Formatted.
-    operands : tuple of TimedOperand
-        All operands and results, without the scratchpad and without a residual, which lies in the result.
-    """
+    """One way to run a node, to be timed."""
 
     key: Any
     node: Node
+    #: all operands and results, without the scratchpad and without a residual, which lies in the result
     operands: tuple[TimedOperand, ...]
 
     @property
@@ -160,15 +142,7 @@ def job_of_reorder(key: Any, src: MemoryDesc, dst: MemoryDesc, target: Target) -
 
 
 class Bench:
-    """The memory for timing, which all jobs share.
-
-    Parameters
-    ----------
-    jobs : iterable of Job
-        All jobs that will be timed.
-    weights_nbytes : int
-        Bytes of all weights of the network.
-    """
+    """The memory for timing, which all jobs share."""
 
     def __init__(self, jobs: Iterable[Job], weights_nbytes: int) -> None:
         torch.get_num_threads()  # the first call in a thread adopts the process's number of threads
@@ -193,12 +167,8 @@ class Bench:
     ) -> dict[Any, float]:
         """Time the ways to run several nodes, those of one node against each other.
 
-        Parameters
-        ----------
-        deadline : float
-            End of the measurement, by ``perf_counter``; jobs that are not compiled by half-time get no figure.
-        progress : callable, optional
-            Called with (done, total) in steps of about equal duration.
+        `deadline`: end of the measurement, by ``perf_counter``; jobs that are not compiled by half-time get no figure.
+        `progress`: called with (done, total) in steps of about equal duration.
         """
         races: list[_Race] = []
         self.doubtful, waiting = set(), Waiting()

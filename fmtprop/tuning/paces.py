@@ -32,13 +32,8 @@ _LEAST_PACE, _MOST_PACE = 1 / 50, 50.0
 class Paces:
     """The ratios that runs on this machine taught.
 
-    Parameters
-    ----------
-    store : Store, optional
-        Has those of earlier compilations; new ones are added. Without a store, nothing was ever learned.
+    `store`: has those of earlier compilations; new ones are added. Without a store, nothing was ever learned.
 
-    Examples
-    --------
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as directory:
     ...     paces = Paces(Store(pathlib.Path(directory) / "store.sqlite"))
@@ -64,10 +59,7 @@ class Paces:
     def learn(self, steps: Iterable[tuple[Family, float, float]]) -> None:
         """Replace the ratios of all families of some steps.
 
-        Parameters
-        ----------
-        steps : iterable of (family, float, float)
-            Each step's family, its cost without any pace, and its seconds in a run.
+        `steps`: each step's family, its cost without any pace, and its seconds in a run.
         """
         sums: defaultdict[Family, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for family, cost, seconds in steps:

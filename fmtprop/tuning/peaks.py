@@ -70,25 +70,17 @@ _TYPES = (DataType.F32, DataType.BF16, DataType.F16, DataType.U8)
 
 @dataclass(frozen=True)
 class Peaks:
-    """Peaks of this machine with the current number of threads.
+    """Peaks of this machine with the current number of threads."""
 
-    Parameters
-    ----------
-    flops : mapping of DataType to float
-        Operations per second of the best kernel, by data type (u8 for products of bytes); a multiplication and an
-        addition count as two.
-    reading : mapping of int to float
-        Footprint in bytes -> bytes per second of reading weights that are used once per round over the footprint; for
-        one or more of :data:`FOOTPRINTS`, in ascending order.
-    copying : float
-        Bytes per second, read and written, of an element-wise op on activations in cache.
-    call : float
-        Seconds of a primitive without work.
-    """
-
+    #: operations per second of the best kernel, by data type (u8 for products of bytes); a multiplication and an
+    #: addition count as two
     flops: Mapping[DataType, float]
+    #: footprint in bytes -> bytes per second of reading weights that are used once per round over the footprint; for
+    #: one or more of :data:`FOOTPRINTS`, in ascending order
     reading: Mapping[int, float]
+    #: bytes per second, read and written, of an element-wise op on activations in cache
     copying: float
+    #: seconds of a primitive without work
     call: float
 
     @property
@@ -99,8 +91,6 @@ class Peaks:
     def rate(self, footprint: int) -> float:
         """Return the bytes per second of reading data that is used once per round over ``footprint`` bytes.
 
-        Examples
-        --------
         >>> peaks = Peaks({}, dict.fromkeys(FOOTPRINTS[:-1], 4e10) | {FOOTPRINTS[-1]: 1e10}, 4e10, 1e-6)
         >>> [round(peaks.rate(footprint) / 1e9) for footprint in (1000, 40 << 20, 10**12)]
         [40, 19, 10]
@@ -117,10 +107,7 @@ class Peaks:
 def peaks(store: Store, footprint: int = FOOTPRINTS[-1]) -> Peaks:
     """Return this machine's peaks: from the cache, else measured (in about half a second) and recorded there.
 
-    Parameters
-    ----------
-    footprint : int
-        Largest footprint in bytes to measure; measuring takes as much memory.
+    `footprint`: largest footprint in bytes to measure; measuring takes as much memory.
     """
     types, keys = _types(), keys_of_peaks()
     asked = FOOTPRINTS[: bisect_left(FOOTPRINTS, footprint) + 1]

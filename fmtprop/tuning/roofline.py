@@ -130,17 +130,9 @@ _PYTORCH_WINDOW = (12.0, 100.0)
 class ModelCosts:
     """Costs by a roofline model.
 
-    Parameters
-    ----------
-    peaks : Peaks
-        Rates of the machine.
-    weights_nbytes : int
-        Bytes of all weights of the network: they come from as far as so many bytes reach.
-    lanes : int
-        Elements of f32 in the vectors with which the machine reaches its peak.
+    `weights_nbytes`: bytes of all weights of the network: they come from as far as so many bytes reach. `lanes`:
+    elements of f32 in the vectors with which the machine reaches its peak.
 
-    Notes
-    -----
     The figures rank ways to run one node; between a node and another they are rough. They fit `Costs` of
     :mod:`fmtprop.passes.target`.
     """

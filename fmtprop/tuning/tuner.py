@@ -53,25 +53,7 @@ class Group:
 class Tuner:
     """Times groups of ways within a limit of time.
 
-    Parameters
-    ----------
-    store : Store
-        New figures are added.
-    target : Provider
-        Target of the reorders that are timed.
-    weights_nbytes : int
-        Bytes of all weights of the network.
-    budget : float
-        Seconds for measuring.
-    progress : callable, optional
-        Called with (done, total).
-
-    Attributes
-    ----------
-    seconds : float
-        Time that all measurements took.
-    absent : set
-        Reorders that the target does not have.
+    `progress`: called with (done, total). `absent`: reorders that the target does not have.
     """
 
     def __init__(
@@ -85,15 +67,8 @@ class Tuner:
     def measure(self, groups: Sequence[Group], model: CostModel) -> dict[Hashable, float]:
         """Return the figures of some groups, as far as there is time for them, and record them.
 
-        Parameters
-        ----------
-        groups : sequence of Group
-            In any order; those with the largest share of the network's time come first.
-
-        Warns
-        -----
-        RuntimeWarning
-            Figures of some ways are not to be believed.
+        `groups`: in any order; those with the largest share of the network's time come first. Warns RuntimeWarning if
+        figures of some ways are not to be believed.
         """
         start = perf_counter()
         deadline = start + self._budget - self.seconds

@@ -51,27 +51,17 @@ class Total:
 
 @dataclass(eq=False)
 class Tally:
-    """One distinct execution, and the sums of its repetitions.
+    """One distinct execution, and the sums of its repetitions."""
 
-    Parameters
-    ----------
-    execution : Execution
-        The execution; its own seconds have no meaning.
-    count, milliseconds : int, float
-        Number and time of its repetitions.
-    refusals : tuple of str
-        Reasons for which other implementations were refused before its first execution, in logs that tell.
-    undone : dict
-        The repetitions that undo an earlier reorder, by the kind of the primitive between the two.
-    chained : Total
-        The repetitions that follow another reorder of the same tensor.
-    """
-
+    #: the execution; its own seconds have no meaning
     execution: Execution
     count: int = 0
     milliseconds: float = 0.0
+    #: reasons for which other implementations were refused before its first execution, in logs that tell
     refusals: tuple[str, ...] = ()
+    #: the repetitions that undo an earlier reorder, by the kind of the primitive between the two
     undone: dict[str, Total] = field(default_factory=dict)
+    #: the repetitions that follow another reorder of the same tensor
     chained: Total = field(default_factory=Total)
 
     def __post_init__(self) -> None:
@@ -117,16 +107,9 @@ class Tally:
 def findings(tallies: Iterable[Tally], *, in_pytorch: bool = True) -> list[dict[str, Any]]:
     """Return the avoidable executions, the costliest first.
 
-    Parameters
-    ----------
-    in_pytorch : bool
-        Whether the log can be PyTorch's, so that its own remedies are part of the advice.
-
-    Returns
-    -------
-    list of dict
-        ``kind``, ``name``, ``count``, ``seconds``, ``bytes``, ``advice``, and ``reasons``, a list of str: oneDNN
-        refused other implementations for these before it took a reference one.
+    `in_pytorch`: whether the log can be PyTorch's, so that its own remedies are part of the advice. Result: ``kind``,
+    ``name``, ``count``, ``seconds``, ``bytes``, ``advice``, and ``reasons``, a list of str: oneDNN refused other
+    implementations for these before it took a reference one.
     """
     tallies = list(tallies)
     found: dict[tuple[str, str], Total] = {}

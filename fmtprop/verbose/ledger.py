@@ -29,8 +29,6 @@ _CREATED = re.compile(r",(graph,)?create(_nested)?(?::(\w+))?,.*,(\d+(?:\.\d+)?(
 class Ledger:
     """Sums of a log.
 
-    Examples
-    --------
     >>> ledger = Ledger()
     >>> formats = "data_f32::blocked:ab:f0 diff_undef::undef:::"
     >>> ledger.read([f"onednn_verbose,exec,cpu,eltwise,ref:any,forward_inference,{formats},,alg:eltwise_relu,2x3,2"])

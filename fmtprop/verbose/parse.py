@@ -74,28 +74,17 @@ class LoggedTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Execution:
-    """One execution of a primitive.
+    """One execution of a primitive."""
 
-    Parameters
-    ----------
-    kind, impl, prop : str
-        Such as ``"reorder"``, ``"jit:uni"``, ``"undef"``.
-    operands : tuple of LoggedTensor
-        Those with a format.
-    problem : str
-        Sizes, in oneDNN's notation.
-    seconds : float
-        Its time.
-    start_seconds : float, optional
-        Its beginning, in seconds since 1970; None if the log does not tell.
-    """
-
+    #: `kind`, `impl`, `prop`: such as ``"reorder"``, ``"jit:uni"``, ``"undef"``
     kind: str
     impl: str
     prop: str
     operands: tuple[LoggedTensor, ...]
+    #: sizes, in oneDNN's notation
     problem: str
     seconds: float
+    #: its beginning, in seconds since 1970; None if the log does not tell
     start_seconds: float | None = None
 
     @property
@@ -153,11 +142,8 @@ def _of_weights(tag: str) -> bool:
 def executions(line: str) -> Iterator[tuple[str, float]]:
     """Yield the executions of a line: the text from the engine to the problem, and the milliseconds.
 
-    Parameters
-    ----------
-    line : str
-        A line of any program's output. Text before the marker is ignored. If two threads wrote into one line, both
-        executions are found.
+    `line`: a line of any program's output. Text before the marker is ignored. If two threads wrote into one line, both
+    executions are found.
     """
     if len(line) > _LONGEST:
         return
@@ -230,8 +216,6 @@ def executions_of(line: str) -> Iterator[Execution]:
 def parse_line(line: str) -> Execution | None:
     """Return the execution that a line reports, the last one if it has several; None if it has none.
 
-    Examples
-    --------
     >>> line = "onednn_verbose,exec,cpu,reorder,jit:uni,undef,src_f32::blocked:ab:f0 dst_f32::blocked:ba:f0,,,2x3,0.5"
     >>> parse_line(line).operands[1].tag, parse_line(line).seconds, parse_line(line).nbytes
     ('ba', 0.0005, 48)

@@ -25,15 +25,7 @@ _FOREIGN = {b"\x28\xb5\x2f\xfd": ("Zstandard", "zstdcat"), b"PK\x03\x04": ("zip"
 def pieces(name: str) -> Generator[str, None, None]:
     """Yield the lines of a log, long ones in pieces.
 
-    Parameters
-    ----------
-    name : str
-        A path, ``-`` for standard input. Files of gzip, bzip2 and xz are unpacked.
-
-    Raises
-    ------
-    FmtpropError
-        The file cannot be read, or it is compressed and damaged.
+    `name`: a path, ``-`` for standard input. Files of gzip, bzip2 and xz are unpacked.
     """
     try:
         with open(0 if name == "-" else Path(name), "rb", closefd=name != "-") as file, _text(file, name) as text:

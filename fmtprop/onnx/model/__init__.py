@@ -24,8 +24,6 @@ __all__ = ["deciding_inputs", "from_onnx", "is_onnx", "open_program", "save_onnx
 def is_onnx(model: object) -> bool:
     """Return whether a caller's model is ONNX: bytes, a ``ModelProto``, or a path with the suffix ``.onnx``.
 
-    Examples
-    --------
     >>> is_onnx("model.onnx"), is_onnx("resnet50")
     (True, False)
     """
@@ -44,15 +42,9 @@ def deciding_inputs(program: OnnxProgram) -> tuple[str, ...]:
 def from_onnx(source: object, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
     """Import an ONNX model as a graph.
 
-    Returns
-    -------
-    Graph
-        Inputs and outputs have the model's names; a node's ``origin`` is the ONNX node that it comes from.
-
-    Raises
-    ------
-    ImportModelError
-        The package ``onnx`` is missing, the model is invalid, or it cannot be a graph; the message names the node.
+    Result: inputs and outputs have the model's names; a node's ``origin`` is the ONNX node that it comes from. Raises
+    ImportModelError if the package ``onnx`` is missing, the model is invalid, or it cannot be a graph; the message
+    names the node.
     """
     with paused():
         program = open_program(source)  # first: its error says how to get the package, which all other modules need
@@ -64,10 +56,7 @@ def from_onnx(source: object, shapes: Mapping[str, Sequence[int]] | None = None)
 def open_program(source: object) -> OnnxProgram:
     """Read a model and make it ready to run node by node.
 
-    Raises
-    ------
-    ImportModelError
-        The package ``onnx`` is missing, the model is invalid, or an operator is not supported.
+    Raises ImportModelError if the package ``onnx`` is missing, the model is invalid, or an operator is not supported.
     """
     _check_package()
     from fmtprop.onnx.model.program import OnnxProgram
@@ -79,10 +68,7 @@ def open_program(source: object) -> OnnxProgram:
 def save_onnx(graph: Graph, path: Path) -> None:
     """Write a graph as an ONNX model: :func:`fmtprop.onnx.model.export.save`.
 
-    Raises
-    ------
-    ImportModelError
-        The package ``onnx`` is missing.
+    Raises ImportModelError if the package ``onnx`` is missing.
     """
     _check_package()
     from fmtprop.onnx.model.export import save

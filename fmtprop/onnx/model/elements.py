@@ -63,8 +63,6 @@ def in_bytes(value: Any) -> Any:
 def type_name(number: int) -> str:
     """Return the name of an element type, such as ``"FLOAT"``.
 
-    Examples
-    --------
     >>> type_name(1), type_name(99)
     ('FLOAT', '99')
     """
@@ -75,8 +73,6 @@ def type_name(number: int) -> str:
 def type_number(name: str) -> int:
     """Return the element type of a name; 0 for an unknown name.
 
-    Examples
-    --------
     >>> type_number("FLOAT"), type_number("SOFA")
     (1, 0)
     """
@@ -99,8 +95,6 @@ def number_of(dtype: torch.dtype) -> int:
 def from_array(array: Any) -> Any:
     """Return a numpy array as a torch tensor of the same memory, or unchanged if PyTorch lacks its type.
 
-    Examples
-    --------
     >>> from_array(np.float32([1, 2]))
     tensor([1., 2.])
     >>> from_array(np.array(["a"], dtype=object))
@@ -137,13 +131,7 @@ def array_of(value: Any) -> Any:
 
 
 def torch_dtype(number: int, label: str) -> torch.dtype:
-    """Return PyTorch's data type for an element type.
-
-    Raises
-    ------
-    ImportModelError
-        PyTorch lacks it.
-    """
+    """Return PyTorch's data type for an element type."""
     if number not in TORCH_DTYPES:
         raise ImportModelError(f"{label} has element type {type_name(number)}, which PyTorch does not compute with")
     return TORCH_DTYPES[number]

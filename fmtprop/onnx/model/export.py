@@ -46,14 +46,8 @@ _NARROW: Final = frozenset({DataType.BF16, DataType.F16})
 def save(graph: Graph, path: Path) -> None:
     """Write a graph as an ONNX file; weights of more than 1 GiB go to a second file, with the suffix ``.onnx.data``.
 
-    Raises
-    ------
-    UnsupportedOpError
-        ONNX cannot express a node; the message names it.
-    GraphError
-        A constant has no data.
-    OSError
-        The file system refuses.
+    Raises UnsupportedOpError if ONNX cannot express a node; the message names it; GraphError if a constant has no data;
+    OSError if the file system refuses.
     """
     check_replaceable(path, OURS)
     model = model_of(graph)
@@ -77,22 +71,10 @@ def save(graph: Graph, path: Path) -> None:
 def model_of(graph: Graph) -> onnx.ModelProto:
     """Return a graph as an ONNX model.
 
-    Parameters
-    ----------
-    graph : Graph
-        A graph at any stage. Inputs and outputs keep their names, types and order; 16-bit floats are computed in f32,
-        and rounded at the same places as in the graph.
-
-    Returns
-    -------
-    onnx.ModelProto
-        Each node has the metadata ``fmtprop.node`` and ``fmtprop.op``; of a formatted graph also the implementation,
-        the format of each operand and result, the reason and the cost. A reorder is an ``Identity``.
-
-    Raises
-    ------
-    UnsupportedOpError, GraphError
-        As :func:`save`.
+    `graph`: a graph at any stage. Inputs and outputs keep their names, types and order; 16-bit floats are computed in
+    f32, and rounded at the same places as in the graph. Result: each node has the metadata ``fmtprop.node`` and
+    ``fmtprop.op``; of a formatted graph also the implementation, the format of each operand and result, the reason and
+    the cost. A reorder is an ``Identity``.
     """
     return _Export(graph).model()
 

@@ -33,13 +33,7 @@ from fmtprop.ops.host_call import Parts
 
 
 def dims_of(info: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
-    """Return the declared dimensions of an input: numbers, names of dynamic axes, None for unnamed ones.
-
-    Raises
-    ------
-    ImportModelError
-        The input is no tensor.
-    """
+    """Return the declared dimensions of an input: numbers, names of dynamic axes, None for unnamed ones."""
     if info.type.WhichOneof("value") != "tensor_type":
         kind = str(info.type.WhichOneof("value") or "nothing").removesuffix("_type")
         raise ImportModelError(
@@ -53,13 +47,7 @@ def dims_of(info: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
 
 
 def fixed_dims(info: onnx.ValueInfoProto, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-    """Return the dimensions of an input as numbers.
-
-    Raises
-    ------
-    ImportModelError
-        An axis is dynamic and not given, or given dimensions contradict the model.
-    """
+    """Return the dimensions of an input as numbers."""
     declared = dims_of(info)
     given = shapes.get(info.name)
     dims = _declared(info.name, declared) if given is None else _given(info.name, declared, given)
@@ -105,15 +93,7 @@ def graph_of(
 ) -> Graph:
     """Import a program as a graph.
 
-    Returns
-    -------
-    Graph
-        Inputs and outputs have the model's names; a node's ``origin`` is the name of its ONNX node.
-
-    Raises
-    ------
-    ImportModelError
-        A shape is open, or depends on data; the message names the node.
+    Result: inputs and outputs have the model's names; a node's ``origin`` is the name of its ONNX node.
     """
     if shapes and not isinstance(shapes, Mapping):
         raise ImportModelError(f"shapes is {shapes!r}; it must map inputs to tuples of sizes")

@@ -33,10 +33,7 @@ class CallMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class SizesOnly(CallMode):  # type: ignore[no-untyped-call]
     """A mode in which calls compute shapes and types only.
 
-    Attributes
-    ----------
-    products : int
-        Number of products and sums of the calls that multiply matrices or convolve.
+    `products`: number of products and sums of the calls that multiply matrices or convolve.
     """
 
     def __init__(self) -> None:

@@ -59,15 +59,7 @@ class OperandsError(ImportModelError):
 class OnnxProgram:
     """A runnable model, on data or on tensors without data.
 
-    Parameters
-    ----------
-    source : Source
-        A model after reading and checks.
-
-    Raises
-    ------
-    ImportModelError
-        An operator is not supported; the message names the node.
+    Raises ImportModelError if an operator is not supported; the message names the node.
     """
 
     def __init__(self, source: Source) -> None:
@@ -98,10 +90,7 @@ class OnnxProgram:
     def run(self, inputs: Mapping[str, Any]) -> list[Any]:
         """Run node by node.
 
-        Raises
-        ------
-        ImportModelError
-            A node cannot run on its operands; the message names it.
+        Raises ImportModelError if a node cannot run on its operands; the message names it.
         """
         with torch.no_grad():
             results = _Run(self).body(self.body, dict(inputs), {})
@@ -111,12 +100,7 @@ class OnnxProgram:
     def trace(self, inputs: Mapping[str, Any], recording: Recording) -> list[Any]:
         """Run on tensors without data, and record the calls.
 
-        Raises
-        ------
-        DataDependentError
-            A shape or a branch depends on the inputs.
-        ImportModelError
-            As :meth:`run`.
+        Raises DataDependentError if a shape or a branch depends on the inputs.
         """
         return _Run(self, recording).body(self.body, dict(inputs), {})
 

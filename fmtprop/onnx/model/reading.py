@@ -28,18 +28,9 @@ from fmtprop.system.printable import first_line
 
 @dataclass(frozen=True)
 class Source:
-    """A model after reading.
+    """A model after reading."""
 
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Without weights and without functions.
-    weights : mapping of str to object
-        The graph's initialisers.
-    name : str
-        Name in messages.
-    """
-
+    #: without weights and without functions
     model: onnx.ModelProto
     weights: Mapping[str, Any]
     name: str
@@ -48,11 +39,8 @@ class Source:
 def read_model(source: object) -> Source:
     """Read a model.
 
-    Raises
-    ------
-    ImportModelError
-        It cannot be read, is no ONNX model, breaks a rule of ONNX's, or is larger than
-        :mod:`fmtprop.onnx.model.limits` allows.
+    Raises ImportModelError if it cannot be read, is no ONNX model, breaks a rule of ONNX's, or is larger than
+    :mod:`fmtprop.onnx.model.limits` allows.
     """
     if isinstance(source, onnx.ModelProto):
         copy = onnx.ModelProto()

@@ -28,21 +28,10 @@ from fmtprop.ops.without_data import result_of
 
 @dataclass(slots=True, eq=False)
 class Recorded:
-    """A call.
-
-    Parameters
-    ----------
-    target : torch._ops.OpOverload
-        The overload.
-    args, kwargs : tuple and dict
-        Its arguments; tensors are :class:`Traced`, or have data.
-    result : object
-        Its results.
-    origin : str
-        The ONNX node that makes the call.
-    """
+    """A call."""
 
     target: OpOverload
+    #: `args`, `kwargs`: its arguments; tensors are :class:`Traced`, or have data
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
@@ -78,15 +67,7 @@ class RecordedTensor(torch.Tensor):
 
 
 class Recording:
-    """Calls on tensors without data and on constants, in order.
-
-    Attributes
-    ----------
-    calls : list of Recorded
-        The calls so far.
-    origin : str
-        The ONNX node that makes the present calls.
-    """
+    """Calls on tensors without data and on constants, in order."""
 
     def __init__(self) -> None:
         self.calls: list[Recorded] = []

@@ -21,10 +21,7 @@ _ELEMENT_NBYTES = 8
 def result_nbytes(node: onnx.NodeProto, version: int, arguments: Sequence[Any]) -> int:
     """Return the most bytes of a node's first result on constants, by ONNX's shape inference; 0 if it cannot tell.
 
-    Parameters
-    ----------
-    arguments : sequence
-        Its operands; None for one that is left out.
+    `arguments`: its operands; None for one that is left out.
     """
     named = {name: array_of(value) for name, value in zip(node.input, arguments, strict=False) if name}
     if node.op_type in _TEXT:
@@ -62,15 +59,7 @@ _TEXT_NBYTES, _CHARACTER_NBYTES = 64, 4
 def run_node(node: onnx.NodeProto, version: int, arguments: Sequence[Any]) -> Any:
     """Run one node on :class:`onnx.reference.ReferenceEvaluator`.
 
-    Parameters
-    ----------
-    arguments : sequence
-        Its operands; None for one that is left out.
-
-    Raises
-    ------
-    NotImplementedError
-        The reference is known to be wrong.
+    `arguments`: its operands; None for one that is left out.
     """
     if node.op_type == "SVMClassifier" and any(proto.name == "prob_a" for proto in node.attribute):
         raise NotImplementedError("with probabilities, which ONNX's reference computes wrongly (onnx 1.23),")

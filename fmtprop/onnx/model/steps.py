@@ -22,64 +22,37 @@ from fmtprop.onnx.model.operators.values import NotInTorchError
 
 @dataclass
 class Body:
-    """A graph or a function as steps.
-
-    Parameters
-    ----------
-    name : str
-        Name of the graph.
-    inputs, outputs : list of str
-        Names of values; omitted inputs of a function are absent.
-    constants : mapping of str to object
-        Initialisers.
-    output_types : list of onnx.TypeProto
-        Declared types of the outputs; empty for a function.
-    steps : list of NodeStep
-        The nodes, in an order in which they can run.
-    """
+    """A graph or a function as steps."""
 
     name: str
+    #: `inputs`, `outputs`: names of values; omitted inputs of a function are absent
     inputs: list[str]
     outputs: list[str]
     constants: dict[str, Any] = field(default_factory=dict)
+    #: declared types of the outputs; empty for a function
     output_types: list[onnx.TypeProto] = field(default_factory=list)
+    #: the nodes, in an order in which they can run
     steps: list[NodeStep] = field(default_factory=list)
 
 
 @dataclass
 class NodeStep:
-    """One node.
-
-    Parameters
-    ----------
-    node : onnx.NodeProto
-        The node of the file.
-    op, domain : str
-        Its operator.
-    inputs, outputs : list of str
-        Names of its operands and results; an omitted one has none.
-    version : int
-        The opset version of its domain.
-    function : callable or None
-        The operator's function; None for an operator that only ONNX's reference has.
-    attributes : mapping of str to object
-        Decoded; a subgraph is a :class:`Body`.
-    last : list of str
-        Values that no later step reads.
-    rounded : bool
-        Whether only conversions to f32 read its first result.
-    """
+    """One node."""
 
     node: onnx.NodeProto
     op: str
     domain: str
+    #: `inputs`, `outputs`: names of its operands and results; an omitted one has none
     inputs: list[str]
     outputs: list[str]
     version: int
+    #: the operator's function; None for an operator that only ONNX's reference has
     function: Callable[..., Any] | None
+    #: decoded; a subgraph is a :class:`Body`
     attributes: dict[str, Any]
     label: str
     last: list[str] = field(default_factory=list)
+    #: whether only conversions to f32 read its first result
     rounded: bool = False
 
     @property
@@ -129,10 +102,7 @@ def _attribute(proto: onnx.AttributeProto, opsets: Mapping[str, int], label: str
 def body_of(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Body:
     """Return a graph as steps.
 
-    Raises
-    ------
-    ImportModelError
-        An operator is not supported; the message names the node.
+    Raises ImportModelError if an operator is not supported; the message names the node.
     """
     constants = {proto.name: from_proto(proto) for proto in graph.initializer}
     body = Body(graph.name, [v.name for v in graph.input if v.name not in constants], [v.name for v in graph.output])

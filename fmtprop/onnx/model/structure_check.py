@@ -39,13 +39,7 @@ _FIELDS = (*_TYPED, "int32_data")
 
 
 def check_structure(model: onnx.ModelProto, where: str) -> None:
-    """Check a model's structure.
-
-    Raises
-    ------
-    ImportModelError
-        The model breaks a rule; the message names the place.
-    """
+    """Check a model's structure."""
     if not model.HasField("graph"):
         raise ImportModelError(f"{where} has no graph; it is no ONNX model, or was not written to the end")
     _check_opsets(model, where)
@@ -233,13 +227,7 @@ def _check_type(type_: onnx.TypeProto, where: str, depth: int) -> None:
 
 
 def nbytes_of(tensor: onnx.TensorProto, where: str) -> int:
-    """Return the bytes of a tensor with its dimensions and element type.
-
-    Raises
-    ------
-    ImportModelError
-        The type is unknown, or has no fixed size.
-    """
+    """Return the bytes of a tensor with its dimensions and element type."""
     if tensor.data_type not in _KNOWN:
         raise ImportModelError(f"{where} has the unknown element type {tensor.data_type}")
     if tensor.data_type == TensorProto.STRING:
@@ -250,13 +238,7 @@ def nbytes_of(tensor: onnx.TensorProto, where: str) -> int:
 
 
 def check_tensor(tensor: onnx.TensorProto, where: str, *, may_be_external: bool) -> None:
-    """Compare a tensor's declaration with its data.
-
-    Raises
-    ------
-    ImportModelError
-        They differ, or the tensor has no data or too many axes.
-    """
+    """Compare a tensor's declaration with its data."""
     _check_names([tensor.name], where)
     possible = len(tensor.dims) <= limits.AXES and all(0 <= dim <= limits.AXIS_ELEMENTS for dim in tensor.dims)
     # strides are products of sizes, also if one of these is 0

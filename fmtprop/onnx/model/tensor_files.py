@@ -29,24 +29,8 @@ from fmtprop.system.machine import memory_nbytes
 class OwnData:
     """A large model file, and the places of its initialisers' raw data.
 
-    Parameters
-    ----------
-    file : binary file
-        Open until all tensors are read.
-    name : str
-        Name in messages.
-
-    Attributes
-    ----------
-    rest : bytes
-        The file's messages without the raw data of large initialisers.
-    places : dict of int to (int, int)
-        Index of such an initialiser to the offset of its data and their number of bytes.
-
-    Raises
-    ------
-    ImportModelError
-        The file has more fields than :mod:`fmtprop.onnx.model.limits` allows.
+    `rest`: the file's messages without the raw data of large initialisers. `places`: index of such an initialiser to
+    the offset of its data and their number of bytes.
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
@@ -66,13 +50,7 @@ class OwnData:
             self.rest = file.read(size)
 
     def mark(self, model: onnx.ModelProto) -> None:
-        """Mark the initialisers whose data are here, after their bytes are compared with their declarations.
-
-        Raises
-        ------
-        ImportModelError
-            They differ, or the tensor has data twice.
-        """
+        """Mark the initialisers whose data are here, after their bytes are compared with their declarations."""
         for index, (_, length) in self.places.items():
             tensor = model.graph.initializer[index]
             where = f"{self.name}: initialiser {tensor.name[:200]}"
@@ -84,13 +62,7 @@ class OwnData:
             tensor.data_location = TensorProto.EXTERNAL
 
     def read(self, index: int, tensor: onnx.TensorProto) -> Any:
-        """Return the data of a marked initialiser.
-
-        Raises
-        ------
-        ImportModelError
-            The file has become shorter.
-        """
+        """Return the data of a marked initialiser."""
         offset, length = self.places[index]
         data: Any = np.empty(length, np.uint8)  # a bytearray would be filled with zeros first
         self.file.seek(offset)
@@ -166,12 +138,7 @@ _LARGE_NBYTES = 1 << 16
 class ExternalData:
     """The files of a model's external data; each range is read once.
 
-    Parameters
-    ----------
-    folder : Path or None
-        The model's folder; None if the model is no file.
-    name : str
-        Name of the model in messages.
+    `folder`: the model's folder; None if the model is no file.
     """
 
     def __init__(self, folder: Path | None, name: str) -> None:
@@ -183,13 +150,7 @@ class ExternalData:
         self.sizes: dict[tuple[int, int], int] = {}
 
     def read(self, tensor: onnx.TensorProto, where: str) -> Any:
-        """Return the data of a tensor.
-
-        Raises
-        ------
-        ImportModelError
-            They are outside of the folder, behind a link, missing, or of another size; the message has the place.
-        """
+        """Return the data of a tensor."""
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries.get("location", "")
         nbytes = nbytes_of(tensor, where)

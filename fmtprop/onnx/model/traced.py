@@ -56,15 +56,8 @@ class _Program(torch.nn.Module):
 class NodesByOp:
     """The nodes of some ops, for copies into a graph.
 
-    Parameters
-    ----------
-    steps : iterable of (Node, mapping of str to TensorType)
-        Nodes of ops that declare no ONNX nodes, and the types of their operands.
-
-    Raises
-    ------
-    UnsupportedOpError
-        ``onnxscript`` is missing, or PyTorch's exporter cannot write an op; the message names the node.
+    `steps`: nodes of ops that declare no ONNX nodes, and the types of their operands. Raises UnsupportedOpError if
+    ``onnxscript`` is missing, or PyTorch's exporter cannot write an op; the message names the node.
     """
 
     def __init__(self, steps: Iterable[tuple[Node, Mapping[str, TensorType]]]) -> None:

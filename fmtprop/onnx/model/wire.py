@@ -21,13 +21,7 @@ _FIXED = {1: 8, 5: 4}
 
 
 def check_counts(data: bytes, where: str) -> None:
-    """Check the number and the depth of messages in a serialised model.
-
-    Raises
-    ------
-    ImportModelError
-        There are more than :mod:`fmtprop.onnx.model.limits` allows.
-    """
+    """Check the number and the depth of messages in a serialised model."""
     if len(data) <= limits.SMALL_NBYTES:
         return
     left = limits.FIELDS
@@ -89,13 +83,8 @@ def field_at(head: bytes) -> tuple[int, int, int] | None:
 
     A field that is a number, not bytes, gets the number 0: it is no message.
 
-    Parameters
-    ----------
-    head : bytes
-        The field's first bytes: 20, or all.
+    `head`: the field's first bytes: 20, or all.
 
-    Examples
-    --------
     >>> field_at(bytes([0x3A, 2, 97, 98])), field_at(bytes([8, 7])), field_at(bytes([7]))
     ((7, 2, 2), (0, 2, 0), None)
     """
@@ -115,8 +104,6 @@ def field_at(head: bytes) -> tuple[int, int, int] | None:
 def varint_of(number: int) -> bytes:
     """Return a length as protobuf writes it.
 
-    Examples
-    --------
     >>> list(varint_of(300))
     [172, 2]
     """

@@ -34,29 +34,18 @@ _HALVES = frozenset({DataType.BF16, DataType.F16})
 class AssignFormats:
     """Assign formats by one of the greedy policies.
 
-    Parameters
-    ----------
-    policy : str
-        ``"plain"``, ``"naive"`` or ``"propagate"``.
-    setting : Setting
-        Who runs the graph.
-    rule : callable, optional
-        The caller's own policy instead of the named one: from a :class:`~fmtprop.passes.assignment.policies.Question`
-        to the :class:`~fmtprop.passes.assignment.policies.Option` to try, best first.
-
-    Notes
-    -----
     Requires a normal graph, returns a formatted one: each node has ``descs`` and ``choice``.
 
-    References
-    ----------
     SPEC M7, M8, M9; oneDNN developer guide, "Memory Format Propagation".
     """
 
     name: ClassVar[str] = "assign-formats"
 
+    #: ``"plain"``, ``"naive"`` or ``"propagate"``
     policy: str
     setting: Setting
+    #: the caller's own policy instead of the named one: from a :class:`~fmtprop.passes.assignment.policies.Question` to
+    #: the :class:`~fmtprop.passes.assignment.policies.Option` to try, best first
     rule: Policy | None = None
 
     def __post_init__(self) -> None:

@@ -27,31 +27,20 @@ from fmtprop.passes.target import Candidate, Target
 class ForThreads:
     """Choose primitives for the number of threads that is set now.
 
-    Parameters
-    ----------
-    target_of : callable
-        From a node that runs by a primitive for one number of threads to the target that offers such.
-    fallback : Target
-        Makes the reorders that this one can't.
-
-    Notes
-    -----
     Formatted graph to formatted graph. Where no implementation takes a node's operands as they are, a reorder is
     added; one of a constant runs once, when a plan is made.
     """
 
     name: ClassVar[str] = "for-threads"
 
+    #: from a node that runs by a primitive for one number of threads to the target that offers such
     target_of: Callable[[Node], Target]
     fallback: Target
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with other primitives.
 
-        Raises
-        ------
-        UnsupportedOpError
-            A node has no primitive for this number of threads.
+        Raises UnsupportedOpError if a node has no primitive for this number of threads.
         """
         out, computed = graph.copy(), graph.dependents()
         for node in graph.nodes():

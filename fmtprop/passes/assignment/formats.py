@@ -58,8 +58,6 @@ def channel_blocked(desc: MemoryDesc, block: int) -> MemoryDesc:
 def even_step(axes: Sequence[tuple[int, int]]) -> int | None:
     """Return the step of axes taken as one, 0 for no axes; None if its elements do not follow one another evenly.
 
-    Examples
-    --------
     >>> even_step([(2, 12), (3, 4)]), even_step([(2, 16), (3, 4)])
     (4, None)
     """
@@ -109,13 +107,7 @@ def usual(desc: MemoryDesc) -> list[MemoryDesc]:
 
 @_kept
 def worth_trying(dims: tuple[int, ...], dtype: DataType, blocks: tuple[int, ...]) -> tuple[MemoryDesc, ...]:
-    """Return the formats to try for a tensor: channels-last, blocked along its channels, row-major.
-
-    Parameters
-    ----------
-    dtype : DataType
-        Type of the elements.
-    """
+    """Return the formats to try for a tensor: channels-last, blocked along its channels, row-major."""
     row_major = MemoryDesc(dims, dtype)
     if not 3 <= len(dims) <= 5 or 0 in dims:
         return (row_major,)

@@ -29,38 +29,18 @@ ReorderCost = Callable[[MemoryDesc, MemoryDesc], "float | None"]
 
 @dataclass(frozen=True)
 class Option:
-    """One request to try.
+    """One request to try."""
 
-    Parameters
-    ----------
-    request : mapping of str to MemoryDesc
-        Format of each operand and result, concrete or `any`.
-    reason : str
-        The rule behind it.
-    cost : float
-        Seconds of the reorders before the node.
-    """
-
+    #: format of each operand and result, concrete or `any`
     request: Mapping[str, MemoryDesc]
     reason: str
+    #: seconds of the reorders before the node
     cost: float = 0.0
 
 
 @dataclass(frozen=True)
 class Question:
-    """The question to a policy.
-
-    Parameters
-    ----------
-    node : Node
-        The node.
-    declaration : OpDef
-        Its op.
-    given : mapping of str to MemoryDesc
-        Present format of each operand, including post-op operands.
-    reorder_cost : callable
-        Estimated cost of a reorder.
-    """
+    """The question to a policy."""
 
     node: Node
     declaration: OpDef

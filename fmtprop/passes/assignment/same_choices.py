@@ -41,28 +41,18 @@ _MOST_LOCAL = 0.5
 class SameChoices:
     """Assign the formats and implementations of another shape's graph.
 
-    Parameters
-    ----------
-    formatted : Graph
-        The formatted graph of another shape.
-    setting : Setting
-        Who runs the graph.
-    costs : Costs
-        Costs of local choices, and those that reports show.
-    fusions : sequence of callable
-        Replacements of several nodes by one that an assignment may have chosen.
-
-    Notes
-    -----
     Requires a normal graph, returns a formatted one. It raises PassError where the graphs have other inputs or outputs,
     or where most compute-intensive nodes would have to choose for themselves.
     """
 
     name: ClassVar[str] = "same-choices"
 
+    #: the formatted graph of another shape
     formatted: Graph
     setting: Setting
+    #: costs of local choices, and those that reports show
     costs: Costs
+    #: replacements of several nodes by one that an assignment may have chosen
     fusions: Sequence[Fusion] = ()
 
     def run(self, graph: Graph) -> Graph:

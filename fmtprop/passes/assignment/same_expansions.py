@@ -15,10 +15,7 @@ from fmtprop.passes.variants.expand import ExpandingPass
 def expand_alike(graph: Graph, formatted: Graph, rewrites: Iterable[ExpandingPass]) -> Graph:
     """Return a graph with the expansions that another shape's formatted graph has.
 
-    Parameters
-    ----------
-    formatted : Graph
-        The formatted graph of another shape.
+    `formatted`: the formatted graph of another shape.
     """
     names = {_owner(node.name) for node in formatted.nodes() if node.name not in graph and node.op != "reorder"}
     left = [node.name for node in graph.nodes() if node.name in names]

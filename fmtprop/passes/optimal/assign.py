@@ -101,22 +101,6 @@ class Certificate:
 class OptimalFormats:
     """Assign formats and implementations at least total cost.
 
-    Parameters
-    ----------
-    setting : Setting
-        Who runs the graph.
-    costs : Costs
-        Seconds of every candidate and reorder.
-    pins : mapping of str to MemoryDesc
-        Required formats, by ``"node.operand"`` or ``"node.dst"``.
-    kept : tuple of Value
-        Tensors that must be read in the format in which they are written: reorders of them are not allowed.
-    time_limit : callable
-        From the cost of a run of `propagate`'s plan to the seconds for the solver; then it returns the best solution so
-        far, with its gap.
-
-    Notes
-    -----
     Requires a normal graph, returns a formatted one. The choices of `propagate` are among the alternatives, so the
     result never costs more (except with an empty baseline, which leaves them out).
     """
@@ -124,9 +108,14 @@ class OptimalFormats:
     name: ClassVar[str] = "assign-formats-optimal"
 
     setting: Setting
+    #: seconds of every candidate and reorder
     costs: Costs
+    #: required formats, by ``"node.operand"`` or ``"node.dst"``
     pins: Pins = field(default_factory=dict)
+    #: from the cost of a run of `propagate`'s plan to the seconds for the solver; then it returns the best solution so
+    #: far, with its gap
     time_limit: Callable[[float], float] = lambda run: MOST_SECONDS
+    #: tensors that must be read in the format in which they are written: reorders of them are not allowed
     kept: tuple[Value, ...] = ()
 
     def run(self, graph: Graph) -> Graph:

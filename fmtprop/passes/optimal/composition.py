@@ -20,21 +20,10 @@ COMPOSED = "composed"
 
 @dataclass(frozen=True)
 class Composition:
-    """Formatted nodes that compute the same as one node.
-
-    Parameters
-    ----------
-    graph : Graph
-        A formatted graph that contains them.
-    operands : mapping of str to Value
-        The value in that graph for each operand of the one node.
-    result : Value
-        The value for its result.
-    growth : float
-        Expected rounding error, relative to the one node's.
-    """
+    """Formatted nodes that compute the same as one node."""
 
     graph: Graph
+    #: the value in that graph for each operand of the one node
     operands: Mapping[str, Value]
     result: Value
     growth: float = 1.0

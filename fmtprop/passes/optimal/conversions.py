@@ -20,13 +20,6 @@ _IMPOSSIBLE: Tree = (math.inf, ())
 class TensorReorders:
     """The reorders of one tensor, with a cache of results.
 
-    Parameters
-    ----------
-    reorders : mapping of (source, destination) to float
-        Seconds of each single reorder.
-
-    References
-    ----------
     S. E. Dreyfus and R. A. Wagner, "The Steiner problem in graphs", Networks 1 (1971).
     """
 
@@ -43,10 +36,7 @@ class TensorReorders:
     def tree(self, root: Format, needs: frozenset[Format]) -> Tree:
         """Find the cheapest reorders that make all of `needs` from `root`.
 
-        Returns
-        -------
-        tuple of float and tuple of (source, destination)
-            Seconds, and the reorders in an executable order; infinite seconds and no reorders if it is impossible.
+        Result: seconds, and the reorders in an executable order; infinite seconds and no reorders if it is impossible.
         """
         terminals = needs - {root}
         if not terminals:
@@ -109,13 +99,7 @@ def tensor_reorders(reorders: tuple[tuple[Reorder, float], ...]) -> TensorReorde
 
 
 class ReorderTable:
-    """The reorders of every tensor of a problem, computed on request.
-
-    Parameters
-    ----------
-    reorders : mapping of tensor to mapping of (source, destination) to float
-        As in `Problem`.
-    """
+    """The reorders of every tensor of a problem, computed on request."""
 
     def __init__(self, reorders: Mapping[Tensor, Mapping[Reorder, float]]) -> None:
         self._reorders = reorders
@@ -132,20 +116,8 @@ def cheapest_conversions(
 ) -> dict[Tensor, tuple[Reorder, ...]]:
     """Find the cheapest reorders that make a choice of alternatives executable.
 
-    Parameters
-    ----------
-    table : ReorderTable, optional
-        The table of this problem, to share its cache.
-
-    Returns
-    -------
-    dict of tensor to tuple of (source, destination)
-        In an executable order, none of them useless. Tensors that need no reorder are absent.
-
-    Raises
-    ------
-    PassError
-        An op is not covered exactly once, or a tensor is needed in a format that cannot be made.
+    `table`: the table of this problem, to share its cache. Result: in an executable order, none of them useless.
+    Tensors that need no reorder are absent.
     """
     check_cover(problem, chosen)
     table = table or ReorderTable(problem.reorders)

@@ -53,12 +53,9 @@ class _Table:
 def eliminate(problem: Problem, reorders: ReorderTable) -> tuple[tuple[int, ...], float] | None:
     """Find the cheapest choice of alternatives of a narrow problem.
 
-    Returns
-    -------
-    tuple of tuple of int and float, or None
-        The best choice, ascending, and its seconds, which are the lower bound and equal those of :func:`evaluate`
-        within rounding. None if the problem is too wide or has no solution, or if alternatives of the choice wait for
-        each other.
+    Result: the best choice, ascending, and its seconds, which are the lower bound and equal those of :func:`evaluate`
+    within rounding. None if the problem is too wide or has no solution, or if alternatives of the choice wait for each
+    other.
     """
     return _found(problem, problem.covering(), reorders)
 
@@ -68,11 +65,8 @@ def improve(
 ) -> tuple[int, ...] | None:
     """Find a choice that is at least as cheap as a known one; most ops are chosen anew, together.
 
-    Returns
-    -------
-    tuple of int, or None
-        The choice, ascending. None if tables cannot express the problem, or if alternatives of the choice wait for
-        each other.
+    Result: the choice, ascending. None if tables cannot express the problem, or if alternatives of the choice wait for
+    each other.
     """
     known = set(chosen)
     # the first value of each variable is that of the known choice

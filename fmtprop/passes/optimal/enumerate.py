@@ -49,15 +49,8 @@ def enumerate_ways(
 ) -> Enumeration:
     """Ask the target for the ways to run each node.
 
-    Parameters
-    ----------
-    pins : mapping of str to MemoryDesc
-        Required formats of operands and results, by ``"node.operand"``.
-
-    Raises
-    ------
-    UnsupportedOpError
-        No target can run a node, or none can with its pins.
+    `pins`: required formats of operands and results, by ``"node.operand"``. Raises UnsupportedOpError if no target can
+    run a node, or none can with its pins.
     """
     return _Enumerator(graph, setting, known, pins).run()
 

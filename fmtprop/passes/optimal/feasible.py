@@ -15,13 +15,7 @@ from fmtprop.passes.optimal.program import Demand, LinearProgram, demand, supply
 
 
 def find_feasible(problem: Problem, table: ReorderTable) -> tuple[int, ...]:
-    """Find an executable choice, without regard to cost or time.
-
-    Raises
-    ------
-    PassError
-        There is no executable choice; the message names the tensors or the ops in conflict.
-    """
+    """Find an executable choice, without regard to cost or time."""
     program = LinearProgram()
     for _ in problem.alternatives:
         program.variable(0.0, integral=True)

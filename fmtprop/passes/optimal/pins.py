@@ -16,15 +16,8 @@ from fmtprop.layout import MemoryDesc
 def resolve_pins(graph: Graph, pins: Mapping[str, MemoryDesc | str]) -> dict[str, MemoryDesc]:
     """Return the descriptor of each pin.
 
-    Parameters
-    ----------
-    pins : mapping of str to MemoryDesc or str
-        ``"node.operand"`` or ``"node.dst"`` -> a descriptor, or a format tag.
-
-    Raises
-    ------
-    UnsupportedOpError
-        There is no such node or operand, or the format does not fit it.
+    `pins`: ``"node.operand"`` or ``"node.dst"`` -> a descriptor, or a format tag. Raises UnsupportedOpError if there is
+    no such node or operand, or the format does not fit it.
     """
     return {name: _resolve(graph, name, pin) for name, pin in pins.items()}
 

@@ -21,26 +21,16 @@ Conversions: TypeAlias = Mapping[Tensor, tuple[Reorder, ...]]
 
 @dataclass(frozen=True)
 class Alternative:
-    """One way to execute one op, or several together.
+    """One way to execute one op, or several together."""
 
-    Parameters
-    ----------
-    covers : tuple of str
-        The ops that it executes: usually one, two for a fused pair.
-    reads : mapping of tensor to tuple of formats
-        Formats in which it needs each tensor. A tensor that is read twice may be needed in two formats.
-    writes : mapping of tensor to format
-        Formats of the tensors that it produces, without tensors inside a fused region.
-    cost : float
-        Seconds.
-    payload : Any, optional
-        Any object of the enumerator; ignored in comparisons.
-    """
-
+    #: the ops that it executes: usually one, two for a fused pair
     covers: tuple[str, ...]
+    #: formats in which it needs each tensor. A tensor that is read twice may be needed in two formats.
     reads: Mapping[Tensor, tuple[Format, ...]]
+    #: formats of the tensors that it produces, without tensors inside a fused region
     writes: Mapping[Tensor, Format]
     cost: float
+    #: any object of the enumerator; ignored in comparisons
     payload: Any = field(default=None, compare=False)
 
 
@@ -48,18 +38,6 @@ class Alternative:
 class Problem:
     """Ops to execute, the ways to execute them, and the costs of changing a tensor's format.
 
-    Parameters
-    ----------
-    ops : tuple of str
-        Exactly one chosen alternative must cover each op. Inputs of the graph are ops that only write, outputs ops
-        that only read. A user's pin removes alternatives.
-    alternatives : tuple of Alternative
-        In any order.
-    reorders : mapping of tensor to mapping of (source, destination) to float
-        Seconds; a missing pair is impossible.
-
-    Examples
-    --------
     A convolution that is faster in a blocked format, between a plain input and a plain output:
 
     >>> problem = Problem(
@@ -81,21 +59,20 @@ class Problem:
     6.0
     """
 
+    #: exactly one chosen alternative must cover each op. Inputs of the graph are ops that only write, outputs ops that
+    #: only read. A user's pin removes alternatives.
     ops: tuple[str, ...]
     alternatives: tuple[Alternative, ...]
+    #: seconds; a missing pair is impossible
     reorders: Mapping[Tensor, Mapping[Reorder, float]]
 
     def check(self) -> None:
         """Refuse an invalid problem, before it is solved.
 
-        Raises
-        ------
-        GraphError
-            An alternative covers nothing, the same op twice or an unknown op, or reads a tensor that it writes itself;
-            a cost is negative or not finite; two alternatives that can be chosen together write one tensor; all the
-            ways to execute an op read a tensor that no alternative writes.
-        PassError
-            No alternative covers an op.
+        Raises GraphError if an alternative covers nothing, the same op twice or an unknown op, or reads a tensor that
+        it writes itself; a cost is negative or not finite; two alternatives that can be chosen together write one
+        tensor; all the ways to execute an op read a tensor that no alternative writes, and PassError if no alternative
+        covers an op.
         """
         _check_ops(self)
         _check_costs(self)
@@ -105,10 +82,7 @@ class Problem:
     def covering(self) -> dict[str, list[int]]:
         """Find the alternatives of each op.
 
-        Returns
-        -------
-        dict of str to list of int
-            Indices into `alternatives`, in order; the keys are in the order of `ops`.
+        Result: indices into `alternatives`, in order; the keys are in the order of `ops`.
         """
         found: dict[str, list[int]] = {op: [] for op in self.ops}
         for index, alternative in enumerate(self.alternatives):
@@ -121,33 +95,21 @@ class Problem:
 class Solution:
     """A choice, its cost, and a bound that proves its quality.
 
-    Parameters
-    ----------
-    chosen : tuple of int
-        Indices into `Problem.alternatives`, ascending; each op is covered exactly once.
-    conversions : mapping of tensor to tuple of (source, destination)
-        The reorders to execute, each after the one that makes its source. Tensors without reorders are absent.
-    objective, bound : float
-        Seconds: the cost of the choice, and a lower bound of the cost of all choices.
-    gap : float
-        ``(objective - bound) / objective``, or 0 if the objective is 0.
-    seconds : float
-        Time of the solver.
-    optimal : bool
-        Whether the choice is proved to be the best: the gap is 0.
-
-    Notes
-    -----
     The proof is made in floating point: if the objective is within a relative 1e-6 of the solver's bound, the choice
     is called optimal, and its objective becomes the bound.
     """
 
+    #: indices into `Problem.alternatives`, ascending; each op is covered exactly once
     chosen: tuple[int, ...]
+    #: the reorders to execute, each after the one that makes its source. Tensors without reorders are absent.
     conversions: Conversions
+    #: `objective`, `bound`: seconds: the cost of the choice, and a lower bound of the cost of all choices
     objective: float
     bound: float
+    #: ``(objective - bound) / objective``, or 0 if the objective is 0
     gap: float
     seconds: float
+    #: whether the choice is proved to be the best: the gap is 0
     optimal: bool
 
 
@@ -161,16 +123,7 @@ def keeping(problem: Problem, tensors: Collection[Tensor]) -> Problem:
 def evaluate(problem: Problem, chosen: Collection[int], conversions: Conversions) -> float:
     """Return the cost of a choice; refuse one that cannot be executed.
 
-    Parameters
-    ----------
-    conversions : mapping of tensor to tuple of (source, destination)
-        The reorders to execute, in order.
-
-    Raises
-    ------
-    PassError
-        An op is not covered exactly once, alternatives wait for each other, a reorder does not exist or reads a format
-        that is not made yet, or a tensor is read in a format that is never made.
+    `conversions`: the reorders to execute, in order.
     """
     check_cover(problem, chosen)
     cycle = find_cycle(problem, chosen)
@@ -200,13 +153,7 @@ def evaluate(problem: Problem, chosen: Collection[int], conversions: Conversions
 
 
 def check_cover(problem: Problem, chosen: Collection[int]) -> None:
-    """Refuse a choice that does not execute each op exactly once.
-
-    Raises
-    ------
-    PassError
-        The message names the first op that is executed twice or not at all, or the invalid index.
-    """
+    """Refuse a choice that does not execute each op exactly once."""
     executed: set[str] = set()
     for index in chosen:
         if not 0 <= index < len(problem.alternatives):

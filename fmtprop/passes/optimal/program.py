@@ -32,17 +32,11 @@ Demand = dict[Format, list[int]]
 
 @dataclass(frozen=True)
 class MilpResult:
-    """Result of HiGHS.
+    """Result of HiGHS."""
 
-    Parameters
-    ----------
-    values : ndarray or None
-        Values of the variables; None if there is no solution, or none was found in time.
-    bound : float
-        Lower bound of all solutions, in the unit of the costs; minus infinity if nothing is known.
-    """
-
+    #: values of the variables; None if there is no solution, or none was found in time
     values: np.ndarray | None
+    #: lower bound of all solutions, in the unit of the costs; minus infinity if nothing is known
     bound: float
 
 
@@ -75,14 +69,9 @@ class LinearProgram:
     def minimise(self, typical: float, time_limit: float = math.inf) -> MilpResult:
         """Solve the program.
 
-        Parameters
-        ----------
-        typical : float
-            Approximate cost of a good solution, more than 0. The tolerances of HiGHS are absolute, so costs are scaled
-            by this unit.
+        `typical`: approximate cost of a good solution, more than 0. The tolerances of HiGHS are absolute, so costs are
+        scaled by this unit.
 
-        Notes
-        -----
         Ctrl-C takes effect at once, but HiGHS does not notice it and continues in its thread until its time ends.
         """
         scale = 1e5 / typical
@@ -109,13 +98,7 @@ class LinearProgram:
 
 
 class AssignmentProgram(LinearProgram):
-    """The program of an assignment problem; variable `i` is 1 if alternative `i` is chosen.
-
-    Parameters
-    ----------
-    problem : Problem
-        As it was checked.
-    """
+    """The program of an assignment problem; variable `i` is 1 if alternative `i` is chosen."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__()

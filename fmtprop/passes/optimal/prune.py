@@ -20,13 +20,8 @@ from fmtprop.passes.optimal.problem import Alternative, Format, Problem, Reorder
 def prune(problem: Problem) -> tuple[Problem, tuple[int, ...]]:
     """Leave out dominated alternatives and reorders.
 
-    Returns
-    -------
-    tuple of Problem and tuple of int
-        A problem with the same optimum, and the former index of each of its alternatives.
+    Result: a problem with the same optimum, and the former index of each of its alternatives.
 
-    Examples
-    --------
     >>> slow = Alternative(("x",), {}, {"x.dst": "abcd"}, 3e-6)
     >>> fast = Alternative(("x",), {}, {"x.dst": "acdb"}, 1e-6)
     >>> problem = Problem(("x",), (slow, fast), {"x.dst": {("acdb", "abcd"): 2e-6}})

@@ -25,10 +25,7 @@ IN_FLOATS = "stays in floats: "
 def realise(graph: Graph, problem: Problem, solution: Solution, spec: AssignFormats, baseline: Graph) -> Graph:
     """Return the formatted graph of a solution.
 
-    Parameters
-    ----------
-    baseline : Graph
-        Its result for the graph; it has the reason if there is only one way to run a node.
+    `baseline`: its result for the graph; it has the reason if there is only one way to run a node.
     """
     return _Realisation(graph, problem, solution, spec, baseline).run()
 

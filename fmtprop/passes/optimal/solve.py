@@ -32,21 +32,11 @@ _PROGRAM_SECONDS = 1e-4
 def solve(problem: Problem, time_limit: float = 10.0, baseline: Sequence[int] | None = None) -> Solution:
     """Find the choice of alternatives that is cheapest together with its reorders.
 
-    Parameters
-    ----------
-    time_limit : float, optional
-        Seconds, or infinity. At their end, the best choice so far is returned with its proved bound. It takes longer
-        only if no choice has been found by then.
+    `time_limit`: seconds, or infinity. At their end, the best choice so far is returned with its proved bound. It takes
+    longer only if no choice has been found by then. Raises GraphError if the problem is invalid; see
+    :meth:`Problem.check`, and PassError if there is no solution, or `baseline` is not a solution. The message names the
+    conflicting op or tensor.
 
-    Raises
-    ------
-    GraphError
-        The problem is invalid; see :meth:`Problem.check`.
-    PassError
-        There is no solution, or `baseline` is not a solution. The message names the conflicting op or tensor.
-
-    Examples
-    --------
     >>> from fmtprop.passes.optimal.problem import Alternative
     >>> problem = Problem(
     ...     ops=("x", "conv"),

@@ -37,11 +37,8 @@ def expansions(
 ) -> dict[str, list[Candidate]]:
     """Return the expansions of a graph's nodes by name, in channels-last formats, in which all views are free.
 
-    Parameters
-    ----------
-    spreads : bool
-        Whether this is so for nodes that must keep NaN and infinities: it makes NaN of an infinity, and of more
-        results, but loses none.
+    `spreads`: whether this is so for nodes that must keep NaN and infinities: it makes NaN of an infinity, and of more
+    results, but loses none.
     """
     rewrites = [one.rewrite for one in EXPANSIONS if winograd or not isinstance(one.rewrite, Winograd)]
     alike = _alike(graph, rewrites, spreads)

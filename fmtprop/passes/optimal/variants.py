@@ -41,29 +41,17 @@ def _free(graph: Graph) -> Mapping[str, MemoryDesc]:
 
 @dataclass(frozen=True)
 class Variant(Generic[Rewrite]):
-    """Another way to compute the same.
-
-    Parameters
-    ----------
-    name : str
-        Name in reports and in the store.
-    rewrite : ExpandingPass, Fusion or Pass
-        The rewrite.
-    gain : str
-        Time with it over time without, and the source of the measurement.
-    is_priced : bool
-        Whether costs can decide on it. Otherwise it must run.
-    pins : callable
-        From the graph, before it is rewritten, to formats that are settled then, by ``"node.operand"``.
-    formatted : callable, optional
-        Rewrites the best formatted graph of the original, if its formats allow it: without a problem of its own.
-    """
+    """Another way to compute the same."""
 
     name: str
     rewrite: Rewrite
+    #: time with it over time without, and the source of the measurement
     gain: str
+    #: whether costs can decide on it. Otherwise it must run.
     is_priced: bool = True
+    #: from the graph, before it is rewritten, to formats that are settled then, by ``"node.operand"``
     pins: Callable[[Graph], Mapping[str, MemoryDesc]] = _free
+    #: rewrites the best formatted graph of the original, if its formats allow it: without a problem of its own
     formatted: Callable[[Graph, Setting, Costs], Graph] | None = None
 
 

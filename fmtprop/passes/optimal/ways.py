@@ -24,23 +24,13 @@ _UNPRICED = ("view", "boundary", COMPOSED)
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run one node, or a fused pair as one: the payload of an alternative.
+    """One way to run one node, or a fused pair as one: the payload of an alternative."""
 
-    Parameters
-    ----------
-    node : Node
-        The node of the normal graph, or the fused one.
-    inputs : mapping of str to Value
-        Its operands, including constants.
-    candidate : Candidate
-        The candidate of the way.
-    covers : tuple of str
-        The nodes of the normal graph that it executes, itself last.
-    """
-
+    #: the node of the normal graph, or the fused one
     node: Node
     inputs: Mapping[str, Value]
     candidate: Candidate
+    #: the nodes of the normal graph that it executes, itself last
     covers: tuple[str, ...]
 
     @property
@@ -51,23 +41,14 @@ class Way:
 
 @dataclass
 class Enumeration:
-    """The ways to run each node, before they have costs.
-
-    Parameters
-    ----------
-    graph : Graph
-        The normal graph.
-    ways : dict of str to list of Way
-        By node name, for all nodes that depend on an input; those of a fused pair are with its last node.
-    formats : dict of Value to list of MemoryDesc
-        Formats in which each tensor may be written or read.
-    detours : dict of (source, destination) to MemoryDesc
-        The intermediate format if no single reorder exists.
-    """
+    """The ways to run each node, before they have costs."""
 
     graph: Graph
+    #: by node name, for all nodes that depend on an input; those of a fused pair are with its last node
     ways: dict[str, list[Way]] = field(default_factory=dict)
+    #: formats in which each tensor may be written or read
     formats: dict[Value, list[MemoryDesc]] = field(default_factory=dict)
+    #: the intermediate format if no single reorder exists
     detours: dict[tuple[MemoryDesc, MemoryDesc], MemoryDesc] = field(default_factory=dict)
     _reorders: dict[Value, list[tuple[MemoryDesc, MemoryDesc]]] | None = None
 

@@ -19,8 +19,6 @@ class AbsorbFlatten(NodePass):
     The constant weights become [O, C, H, W] without a copy. Then the activations can keep their producer's format: a
     blocked or channels-last tensor cannot be flattened without a reorder, but oneDNN packs the weights to match it.
 
-    Notes
-    -----
     Requires folded constants. Ensures that no inner product with constant weights reads a reshape that keeps the
     first axis and merges the rest.
     """

@@ -31,8 +31,6 @@ class BeforeConcat:
     Networks that mix kernels of several sizes join them before they normalise. A rounding behind a concat of a few
     rounded tensors is exchanged with it, too: then the concat has one grid, and moves bytes.
 
-    Notes
-    -----
     Requires recognised functions; before batch normalizations are folded. Ensures that no concat of compute-intensive
     results alone, which nothing else reads, is only read by a function; or, if it joins channels, by a batch
     normalization with constant parameters.

@@ -20,12 +20,8 @@ class RecogniseShuffle(NodePass):
     The axis is split into (groups, size / groups), the two are exchanged and then merged again. No blocked format can
     express these views, but oneDNN's shuffle keeps its source's format.
 
-    Notes
-    -----
     Requires merged views. Ensures that no such chain is left, unless its inner values have other readers.
 
-    References
-    ----------
     oneDNN developer guide, "Shuffle".
     """
 

@@ -23,8 +23,6 @@ class DeconvolvePixels(NodePass):
     only its slow deconvolutions for it. The product has the same terms; the weights become [I, O·H·W], which is their
     order in a PyTorch module.
 
-    Notes
-    -----
     Requires folded constants and normalizations, and a graph before fusion. Ensures that no deconvolution of one group
     with constant weights, without padding and dilation, reads one pixel.
     """

@@ -24,8 +24,6 @@ class DelayReshapes:
     keeps this axis, or along the rows of one batch. A permuted or sliced view stays as it is: its reshape would be a
     copy.
 
-    Notes
-    -----
     Requires recognised functions and merged reshapes. Ensures that no element-wise op with such operands is the only
     reader of a reshape that is the only reader of a compute-intensive op.
     """

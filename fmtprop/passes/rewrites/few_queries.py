@@ -37,8 +37,6 @@ class FewQueries(NodePass):
     values. These may be a concat of earlier ones and new ones, and repeated for the heads of a group: the queries of
     the group become the queries of one head.
 
-    Notes
-    -----
     Requires folded constants, and a graph before fusion. Ensures that a node `attention` replaces each product of a
     softmax, of at most three queries, of rows that vectors divide, without a limit of scores.
     """

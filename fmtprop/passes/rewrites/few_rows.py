@@ -30,8 +30,6 @@ class FewRows(NodePass):
     head, and reads the result once. It reads them where the caller has them if each part has a product of its own
     (results are joined or added), and if the rows of all heads that share keys become rows of one product.
 
-    Notes
-    -----
     Requires a graph before fusion. Ensures that no product of few rows is the only reader of a large concat of inputs
     or constants, or of a matrix that is repeated along a batch axis, with or without a permutation between them.
     """

@@ -33,8 +33,6 @@ class FoldBatchNorm(NodePass):
     with constant weights and bias, and x has no other reader. New weights are computed in f64 and rounded once; if
     they would not be finite, nothing is folded.
 
-    Notes
-    -----
     Requires folded constants: weights behind a view are not found. Ensures that no foldable node follows a producer.
     """
 

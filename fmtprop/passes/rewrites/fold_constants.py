@@ -24,8 +24,6 @@ class FoldConstants(NodePass):
     Views of constants become strided tensors that share the original's memory, without a copy. Initialisers are drawn
     only if a folded node reads them.
 
-    Notes
-    -----
     Requires a well-formed graph. Ensures that every node except inputs and constants depends on an input of the graph,
     or has no operand.
     """

@@ -22,8 +22,6 @@ class FoldPadding(NodePass):
     Foldable are zeros before a convolution, zeros before an average (which then counts them), and minus infinity
     before a maximum. Padding of other axes, or wider than a pooling's window, stays.
 
-    Notes
-    -----
     Requires a well-formed graph. Ensures that no such pair is left.
     """
 

@@ -33,28 +33,19 @@ class FusePostOps:
     the dims of dst, or varies along one axis (the channels, or a matmul's last), or along none. If both producers of
     an addition could absorb it, the later one does. Slopes of a prelu are constants, one per channel.
 
-    Parameters
-    ----------
-    target : Target, optional
-        The executing target. With it, a node is absorbed only if the target has optimized code for both together;
-        otherwise two nodes with separate implementations are better than reference loops. Without it, a node that must
-        not lose special values is never absorbed.
-    like : Graph, optional
-        The fused graph of another shape of the model. The target is not asked about nodes that it has, too.
-
-    Notes
-    -----
     Requires a well-formed graph without formats; after folding of batch normalizations, more can be absorbed. Ensures
     that no absorbable node is left. There can be no cycle, since only the absorbed node read the producer.
 
-    References
-    ----------
     oneDNN developer guide, "Primitive Attributes: Post-ops".
     """
 
     name: ClassVar[str] = "fuse-post-ops"
 
+    #: the executing target. With it, a node is absorbed only if the target has optimized code for both together;
+    #: otherwise two nodes with separate implementations are better than reference loops. Without it, a node that must
+    #: not lose special values is never absorbed.
     target: Target | None = None
+    #: the fused graph of another shape of the model. The target is not asked about nodes that it has, too.
     like: Graph | None = None
 
     def run(self, graph: Graph) -> Graph:

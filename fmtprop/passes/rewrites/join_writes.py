@@ -27,8 +27,6 @@ class JoinWrites(NodePass):
     A loop that fills a tensor (``out[:, t] = …``) is exported as a copy of the whole tensor for each turn. Parts
     without a write are slices of the original tensor.
 
-    Notes
-    -----
     Requires a graph without dead nodes. Ensures that no write of a floating-point tensor along one axis, without a
     step, is left.
     """

@@ -19,8 +19,6 @@ from fmtprop.passes.editing import bypass
 class NestConcats:
     """Rewrite ``concat(a, b, c)`` to ``concat(concat(a, b), c)`` if ``concat(a, b)`` exists; merge equal concats.
 
-    Notes
-    -----
     Normal graph to normal graph, with bit-equal results. If concats copy, the number of bytes is unchanged. The gain
     is for concats in place: see :class:`fmtprop.runtime.placement.Placement`.
     """

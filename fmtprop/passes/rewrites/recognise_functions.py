@@ -40,8 +40,6 @@ class RecogniseFunctions:
     Steps from one value to one result, without other readers, are evaluated in f64 on a row of numbers, and compared
     with the functions. So every spelling is recognised, with its factors in any order.
 
-    Notes
-    -----
     Requires folded constants (a factor is an attribute then). Ensures nothing: other steps stay.
     """
 

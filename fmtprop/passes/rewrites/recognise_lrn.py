@@ -20,13 +20,9 @@ from fmtprop.passes.editing import bypass, insert, is_square, own_producer, sour
 class RecogniseLrn(NodePass):
     """Replace ``x / (k + alpha * average of x² over neighbouring channels) ** beta`` by one ``lrn``.
 
-    Notes
-    -----
     Requires merged views, and padding that is not folded yet. Ensures that no such chain is left, unless its inner
     values have other readers; windows of even size stay, since oneDNN's are symmetric.
 
-    References
-    ----------
     ``torch.nn.functional.local_response_norm``; oneDNN developer guide, "Local Response Normalization (LRN)".
     """
 

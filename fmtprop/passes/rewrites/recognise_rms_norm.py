@@ -22,13 +22,9 @@ _ROOTS = {("pow", -0.5): "mul", ("pow", 0.5): "div", ("sqrt", 0.0): "div"}
 class RecogniseRmsNorm(NodePass):
     """Replace ``x / sqrt(mean of x² over the last axis + epsilon) * scale`` by one ``rms_normalization``.
 
-    Notes
-    -----
     Requires folded constants, and a graph before fusion. Ensures that no such chain is left, unless its inner values
     have other readers. A scale that is no constant vector stays a product of its own.
 
-    References
-    ----------
     ``torch.nn.functional.rms_norm``.
     """
 

@@ -26,13 +26,9 @@ class RecogniseRotary(NodePass):
 
     The same with ``stack(-odd numbers of x, even numbers)`` becomes an interleaved one.
 
-    Notes
-    -----
     Requires a graph before fusion. Ensures that no such chain is left, unless its inner values have other readers.
     Halves may be slices of x, or of the tensor that x is a slice of.
 
-    References
-    ----------
     ``transformers.models.llama.modeling_llama.apply_rotary_pos_emb``; interleaved, that of ``gptj.modeling_gptj``.
     """
 

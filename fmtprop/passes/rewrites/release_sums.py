@@ -16,8 +16,6 @@ from fmtprop.ops.sum import Sum
 class ReleaseSums:
     """Turn ``sum`` post-ops into ``binary`` additions if their operand must not be overwritten, or has another format.
 
-    Notes
-    -----
     A rewrite of a normal graph can give tensors new readers (a convolution that reads a factor's source itself). Then
     rule V9 may be broken; this pass restores it. Products of bytes have another
     data type or scale than the operand. A graph that obeys the rule is returned unchanged.

@@ -25,8 +25,6 @@ class RemoveIdentities(NodePass):
     sums and concatenations of one tensor. (Dropout is an identity too, but no importer makes a node of it.) A reshape
     of a reshape becomes one reshape, a permutation of a permutation one permutation.
 
-    Notes
-    -----
     Requires a well-formed graph without formats. Ensures that none of the above is left.
     """
 

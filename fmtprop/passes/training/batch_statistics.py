@@ -21,8 +21,6 @@ class ReadVariance(NodePass):
     graphs compute the first from the variance, and the variance from the first: two functions each, of a few numbers.
     The gradient of a layer normalization is imported with an epsilon of 0 and the sum of both; it gets the forward's.
 
-    Notes
-    -----
     Requires a well-formed graph without formats. Ensures that no such detour is left.
     """
 

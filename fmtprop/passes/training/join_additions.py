@@ -22,8 +22,6 @@ from fmtprop.passes.editing import bypass, only_reader, window
 class JoinAdditions:
     """Rewrite ``x[:a] + y[:a]`` and ``x[a:b] + y[a:b]`` to slices of ``x[:b] + y[:b]``, along any axis.
 
-    Notes
-    -----
     Imported graph to imported graph, with bit-equal results and as many single additions. An addition that only a
     function reads stays, since it absorbs the function.
     """

@@ -28,8 +28,6 @@ _SELECT, _SLICE = "aten.select_backward.default", "aten.slice_backward.default"
 class JoinGradients(NodePass):
     """Replace terms of a sum that are the gradients of all parts of a tensor along an axis by one ``concat``.
 
-    Notes
-    -----
     Requires a graph without dead nodes. Ensures that such terms, without a step, are left only where parts overlap or
     where a place belongs to none. The other terms are added in their order.
     """

@@ -29,12 +29,9 @@ _MOST_NUMBERS = 1 << 24
 def attention(graph: Graph, node: Node) -> Fused | None:
     """Return one node that computes softmax(query · key · scale + masks) · value.
 
-    Returns
-    -------
-    Fused or None
-        None if the node is no such product. The pattern: no other node reads the intermediate results, both products
-        are of a batch of matrices without bias, the softmax is along the keys, and only a factor, additions and a
-        lower bound precede it, in this order.
+    Result: None if the node is no such product. The pattern: no other node reads the intermediate results, both
+    products are of a batch of matrices without bias, the softmax is along the keys, and only a factor, additions and a
+    lower bound precede it, in this order.
     """
     inputs = graph.inputs(node.name)
     if not is_product(graph, node) or node.post_ops:
@@ -69,14 +66,7 @@ def attention(graph: Graph, node: Node) -> Fused | None:
 class Scores:
     """The nodes between a product and its softmax, found backwards from the softmax.
 
-    Attributes
-    ----------
-    scale, lowest : float
-        Factor of the product, and lower bound.
-    masks : list of Value
-        The summands of the scores.
-    covers : list of str
-        The nodes, the last one first.
+    `scale`, `lowest`: factor of the product, and lower bound.
     """
 
     def __init__(self, graph: Graph) -> None:

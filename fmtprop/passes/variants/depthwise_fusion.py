@@ -24,32 +24,21 @@ _KERNEL, _PADDING, _STRIDES = 3, 1, (1, 2)
 
 
 class Fused(NamedTuple):
-    """A node that replaces several neighbours.
+    """A node that replaces several neighbours."""
 
-    Parameters
-    ----------
-    node : Node
-        It has the name of the last neighbour, so readers do not change.
-    inputs : dict of str to Value
-        Its operands.
-    covers : tuple of str
-        The nodes that it computes, in order.
-    """
-
+    #: it has the name of the last neighbour, so readers do not change
     node: Node
     inputs: dict[str, Value]
+    #: the nodes that it computes, in order
     covers: tuple[str, ...]
 
 
 def fused(graph: Graph, depthwise: Node) -> Fused | None:
     """Return one node that computes a 1x1 convolution and the 3x3 depthwise convolution that reads it.
 
-    Returns
-    -------
-    Fused or None
-        None if the two are no such pair. The pattern: no other node reads the first; both have two spatial axes; the
-        first has a 1x1 kernel, stride 1 and no padding; the second has one 3x3 kernel for each channel, padding 1 and
-        stride 1 or 2; all post-ops are eltwise.
+    Result: None if the two are no such pair. The pattern: no other node reads the first; both have two spatial axes;
+    the first has a 1x1 kernel, stride 1 and no padding; the second has one 3x3 kernel for each channel, padding 1 and
+    stride 1 or 2; all post-ops are eltwise.
     """
     if depthwise.op != "convolution":
         return None

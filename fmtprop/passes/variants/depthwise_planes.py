@@ -30,18 +30,11 @@ _FEW_COLUMNS = 4
 
 @dataclass(frozen=True)
 class DepthwisePlanes(ExpandingPass):
-    """Rewrite depthwise convolutions over one axis or three.
-
-    Parameters
-    ----------
-    names : collection of str, optional
-        See :class:`~fmtprop.passes.variants.expand.ExpandingPass`.
-    upright : bool
-        Whether a row becomes an image of one column, for wide padding, and other nodes stay.
-    """
+    """Rewrite depthwise convolutions over one axis or three."""
 
     name: ClassVar[str] = "depthwise-planes"
 
+    #: whether a row becomes an image of one column, for wide padding, and other nodes stay
     upright: bool = False
 
     def applies(self, graph: Graph, node: Node) -> bool:

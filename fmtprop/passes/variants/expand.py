@@ -24,12 +24,7 @@ from fmtprop.passes.editing import unused_name
 class Expansion:
     """The nodes that replace one node; the last of them has that node's name.
 
-    Parameters
-    ----------
-    graph, out : Graph
-        The node's graph, and the graph to which the replacement is added.
-    node : Node
-        The node.
+    `graph`, `out`: the node's graph, and the graph to which the replacement is added.
     """
 
     def __init__(self, graph: Graph, out: Graph, node: Node) -> None:
@@ -70,19 +65,13 @@ class Expansion:
 class ExpandingPass(ABC):
     """Rewrite nodes to several nodes with the same result; a subclass defines which nodes, and how.
 
-    Parameters
-    ----------
-    names : collection of str, optional
-        Nodes to rewrite. Default: all eligible ones.
-
-    Notes
-    -----
     Normal graph to normal graph; a graph without such nodes is returned unchanged. The last node of a replacement has
     the replaced node's name. The gain depends on the machine, so a policy must compare costs.
     """
 
     name: ClassVar[str]
 
+    #: nodes to rewrite. Default: all eligible ones.
     names: Collection[str] | None = None
 
     def run(self, graph: Graph) -> Graph:

@@ -31,20 +31,12 @@ _MOST_GROUPS = 8
 class MergeGroups(ExpandingPass):
     """Rewrite grouped convolutions.
 
-    Parameters
-    ----------
-    names : collection of str, optional
-        See :class:`~fmtprop.passes.variants.expand.ExpandingPass`.
-    width : int
-        The fewest groups are merged so that each has a multiple of this number of channels, or one group is left.
-
-    Notes
-    -----
     Exact for finite numbers. An infinity or a NaN also gives NaN in the groups that are merged with its own.
     """
 
     name: ClassVar[str] = "merge-groups"
 
+    #: the fewest groups are merged so that each has a multiple of this number of channels, or one group is left
     width: int = 16
 
     def applies(self, graph: Graph, node: Node) -> bool:

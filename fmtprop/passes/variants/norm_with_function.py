@@ -27,8 +27,6 @@ class NormWithFunction:
     The forward normalization is fused if nothing else reads its numbers. Its gradient is fused with the function's if
     nothing else reads that one; then the limited numbers are computed again, so nothing is kept for it.
 
-    Notes
-    -----
     Normal graph to normal graph; without such a pair, the same object.
     """
 

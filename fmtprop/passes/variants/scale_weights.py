@@ -27,8 +27,6 @@ _FEWER_RATIO = 4
 class ScaleWeights(ExpandingPass):
     """Scale the weights of a pointwise convolution instead of its source's channels if this is much less work.
 
-    Notes
-    -----
     Normal graph to normal graph. Results differ by rounding. Weights are scaled in the order [C, O], in which a matrix
     product reads them without a copy: see :meth:`pins`.
     """

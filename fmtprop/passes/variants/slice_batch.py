@@ -25,26 +25,16 @@ from fmtprop.system.machine import last_level_cache_nbytes
 class SliceBatch:
     """Run the first layers of a network in slices of its batch.
 
-    Parameters
-    ----------
-    images : int
-        Images per slice.
-    cache_nbytes : int, optional
-        The sliced part ends after the last layer with larger activations, for the whole batch. Default: half of the
-        last-level cache.
-
-    Notes
-    -----
     Requires and returns a normal graph. A graph without a batch, or with activations that fit, is returned unchanged.
 
-    References
-    ----------
     Issue "exact assignment", item 1: a batch cut into slices of N over a stretch of layers.
     """
 
     name: ClassVar[str] = "slice-batch"
 
     images: int = 1
+    #: the sliced part ends after the last layer with larger activations, for the whole batch. Default: half of the
+    #: last-level cache.
     cache_nbytes: int | None = None
 
     def run(self, graph: Graph) -> Graph:

@@ -25,11 +25,8 @@ _MOST_NODES = 8
 def tabulated(graph: Graph, node: Node) -> Fused | None:
     """Return one node that looks the results of a few element-wise nodes up.
 
-    Returns
-    -------
-    Fused or None
-        None if the node's result is on no grid, or if it is no function of one tensor on a grid. The pattern: all nodes
-        are element-wise, their other operands are single numbers, and no other node reads what is between.
+    Result: None if the node's result is on no grid, or if it is no function of one tensor on a grid. The pattern: all
+    nodes are element-wise, their other operands are single numbers, and no other node reads what is between.
     """
     grid = _grid_of(graph, Value(node.name)) if _is_elementwise(node) else None
     if grid is None:

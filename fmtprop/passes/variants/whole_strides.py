@@ -20,13 +20,7 @@ from fmtprop.passes.variants.expand import ExpandingPass, Expansion, has_constan
 
 @dataclass(frozen=True)
 class WholeStrides(ExpandingPass):
-    """Rewrite deconvolutions.
-
-    Parameters
-    ----------
-    names : collection of str, optional
-        See :class:`~fmtprop.passes.variants.expand.ExpandingPass`.
-    """
+    """Rewrite deconvolutions."""
 
     name: ClassVar[str] = "whole-strides"
 

@@ -61,22 +61,14 @@ Matrix = tuple[tuple[Fraction, ...], ...]
 class Tile:
     """The matrices of F(m, r): ``m`` rows of a result by a kernel of ``r``, with ``n = m + r - 1`` products.
 
-    Parameters
-    ----------
-    output : tuple of tuple of Fraction
-        A^T, m by n.
-    source : tuple of tuple of Fraction
-        B^T, n by n.
-    kernel : tuple of tuple of Fraction
-        G, n by r.
-
-    References
-    ----------
     Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015.
     """
 
+    #: A^T, m by n
     output: Matrix
+    #: B^T, n by n
     source: Matrix
+    #: g, n by r
     kernel: Matrix
 
     @classmethod
@@ -84,8 +76,6 @@ class Tile:
     def make(cls, rows: int, taps: int) -> Tile:
         """Return F(rows, taps).
 
-        Examples
-        --------
         >>> [[int(number) for number in row] for row in Tile.make(2, 3).output]
         [[1, 1, 1, 0], [0, 1, -1, 1]]
         """
@@ -112,8 +102,6 @@ class Tile:
         numbers than a direct convolution. But the matrices magnify terms that cancel in the result, and their errors
         remain.
 
-        Examples
-        --------
         >>> [round(Tile.make(rows, 3).growth, 1) for rows in (2, 4, 6)]
         [0.9, 1.5, 3.1]
         """
@@ -138,21 +126,13 @@ def _monic(roots: Iterable[Fraction]) -> list[Fraction]:
 class Winograd(ExpandingPass):
     """Rewrite convolutions.
 
-    Parameters
-    ----------
-    names : collection of str, optional
-        See :class:`~fmtprop.passes.variants.expand.ExpandingPass`.
-    most : float
-        Largest expected error of a tile, relative to a direct convolution's.
-
-    Notes
-    -----
     Rounding errors grow by :attr:`Tile.growth`; an infinity in the source spreads, as infinity or NaN, over the rows
     of its tile.
     """
 
     name: ClassVar[str] = "winograd"
 
+    #: largest expected error of a tile, relative to a direct convolution's
     most: float = inf
 
     def applies(self, graph: Graph, node: Node) -> bool:

@@ -12,8 +12,6 @@ from fmtprop.targets.mkldnn.tail import UNARIES
 def capability_table() -> str:
     """Return the table in Markdown: for each op with a primitive, the operators with a kernel for it.
 
-    Examples
-    --------
     >>> print(capability_table().splitlines()[0])
     | op | fused, dense or channels-last | on opaque tensors | only on dense tensors |
     """

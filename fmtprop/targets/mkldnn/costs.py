@@ -23,14 +23,9 @@ _FUSED_SHARE, _PLAIN_SHARE = 0.8, 0.4
 
 @dataclass(frozen=True)
 class MkldnnCosts:
-    """Modelled costs of this target's candidates and reorders.
+    """Modelled costs of this target's candidates and reorders."""
 
-    Parameters
-    ----------
-    reorder : callable
-        From two formats to the seconds of the reorder, 0 for equal formats, None if no reorder exists.
-    """
-
+    #: from two formats to the seconds of the reorder, 0 for equal formats, None if no reorder exists
     reorder: Callable[[MemoryDesc, MemoryDesc], float | None]
 
     def prepare(

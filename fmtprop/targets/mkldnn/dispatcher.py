@@ -16,15 +16,9 @@ _CHANNELS = 8
 def has_kernel(operator: str, key: str = "MkldnnCPU") -> bool:
     """Return whether an operator has its own kernel for a dispatch key.
 
-    Parameters
-    ----------
-    operator : str
-        With namespace and overload: ``"aten::add.Tensor"``.
-    key : str
-        ``"MkldnnCPU"`` for mkldnn tensors, ``"CPU"`` for dense ones.
+    `operator`: with namespace and overload: ``"aten::add.Tensor"``. `key`: ``"MkldnnCPU"`` for mkldnn tensors,
+    ``"CPU"`` for dense ones.
 
-    Examples
-    --------
     >>> has_kernel("aten::relu"), has_kernel("aten::cat")
     (True, False)
     """
@@ -47,13 +41,7 @@ def computes_in(dtype: DataType) -> bool:
 
 @lru_cache(maxsize=256)
 def accepts_unary(attr: str, scalars: tuple[float, ...], algorithm: str, *, after_add: bool) -> bool:
-    """Return whether a convolution can apply an element-wise function itself, by running a small one.
-
-    Parameters
-    ----------
-    attr, scalars, algorithm
-        Arguments of ``mkldnn::_convolution_pointwise``.
-    """
+    """Return whether a convolution can apply an element-wise function itself, by running a small one."""
     src = torch.zeros((1, _CHANNELS, 2, 2), device="cpu").to(memory_format=torch.channels_last)
     weights = torch.zeros((_CHANNELS, _CHANNELS, 1, 1), device="cpu")
     window: tuple[Sequence[int], ...] = ([0, 0], [1, 1], [1, 1])

@@ -20,25 +20,14 @@ from fmtprop.targets.mkldnn.formats import packing_of
 
 @dataclass(frozen=True)
 class TorchFunction(Implementation):
-    """A way to compute a node from torch tensors.
+    """A way to compute a node from torch tensors."""
 
-    Parameters
-    ----------
-    call : callable
-        Takes the operands in the order of the candidate's operands; returns a new tensor, or several.
-    residual_operand : str, optional
-        An operand that ``call_into`` overwrites with the result: it adds into it.
-    call_into : callable, optional
-        Like ``call``, in place.
-    may_share : bool
-        Whether a result may be an operand or a view of one; such a result is copied.
-    takes_any_numbers : bool
-        As for every implementation.
-    """
-
+    #: takes the operands in the order of the candidate's operands; returns a new tensor, or several
     call: Callable[..., Any]
+    #: an operand that ``call_into`` overwrites with the result: it adds into it
     residual_operand: str | None = None
     call_into: Callable[..., Any] | None = None
+    #: whether a result may be an operand or a view of one; such a result is copied
     may_share: bool = False
     takes_any_numbers: bool = False
 

@@ -40,17 +40,10 @@ _LINEAR = "mkldnn::_linear_pointwise"
 
 @dataclass(frozen=True)
 class ConvPacking:
-    """Packing of a convolution's weights.
-
-    Parameters
-    ----------
-    attrs : Conv
-        The convolution; its padding is symmetric.
-    src : tuple of int
-        Dimensions of its source, which decide oneDNN's preferred format.
-    """
+    """Packing of a convolution's weights."""
 
     attrs: Conv
+    #: dimensions of its source, which decide oneDNN's preferred format
     src: tuple[int, ...]
 
     def pack(self, weights: torch.Tensor) -> torch.Tensor:
@@ -92,17 +85,10 @@ class DeconvPacking:
 
 @dataclass(frozen=True)
 class LinearPacking:
-    """Packing of an inner product's weights.
-
-    Parameters
-    ----------
-    rows : int
-        Rows of the source.
-    order : tuple of int
-        Order of the weights' axes, outputs first, that matches the source's features in memory.
-    """
+    """Packing of an inner product's weights."""
 
     rows: int
+    #: order of the weights' axes, outputs first, that matches the source's features in memory
     order: tuple[int, ...]
 
     def pack(self, weights: torch.Tensor) -> torch.Tensor:

@@ -34,25 +34,14 @@ Dims = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Opaque:
-    """An operator that computes an op on mkldnn tensors.
-
-    Parameters
-    ----------
-    op : str
-        The op.
-    operator : str
-        The operator to look up in the dispatcher.
-    applies : callable
-        ``(attributes, dimensions of operands) -> bool``: whether the operator computes the same.
-    make : callable
-        ``(attributes, names of operands) -> function`` of the operands in this order.
-    dense : frozenset of str
-        Operands that stay dense: vectors of parameters.
-    """
+    """An operator that computes an op on mkldnn tensors."""
 
     op: str
+    #: the operator to look up in the dispatcher
     operator: str
+    #: ``(attributes, dimensions of operands) -> bool``: whether the operator computes the same
     applies: Callable[[Any, Dims], bool]
+    #: ``(attributes, names of operands) -> function`` of the operands in this order
     make: Callable[[Any, tuple[str, ...]], Callable[..., torch.Tensor]]
     dense: frozenset[str] = frozenset()
 

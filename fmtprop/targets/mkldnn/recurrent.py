@@ -55,13 +55,7 @@ def recurrent_candidates(node: Node, request: Request) -> Iterator[Candidate]:
 
 @dataclass(frozen=True)
 class _Layer:
-    """An LSTM layer of some sizes.
-
-    Parameters
-    ----------
-    directions, states : int
-        Its sizes.
-    """
+    """An LSTM layer of some sizes."""
 
     directions: int
     states: int

@@ -42,20 +42,9 @@ UNARIES = (
 
 @dataclass(frozen=True)
 class Division:
-    """The post-ops of a node, divided.
+    """The post-ops of a node, divided."""
 
-    Parameters
-    ----------
-    binary : str
-        Operation that is applied first, with the operand ``other``; empty for none.
-    other : str
-        Name of that operand.
-    unary : Unary
-        Function that is applied then.
-    rest : tuple of PostOp
-        Post-ops that PyTorch's separate operators apply.
-    """
-
+    #: operation that is applied first, with the operand ``other``; empty for none
     binary: str = ""
     other: str = ""
     unary: Unary = Unary()
@@ -65,13 +54,7 @@ class Division:
 def split(
     post_ops: Sequence[PostOp], dst: MemoryDesc, dims: dict[str, tuple[int, ...]], *, then_unary: bool
 ) -> Division:
-    """Divide the post-ops of a node.
-
-    Parameters
-    ----------
-    post_ops : sequence of PostOp
-        In order.
-    """
+    """Divide the post-ops of a node."""
     waiting = list(post_ops)
     binary = other = ""
     unary = Unary()

@@ -34,8 +34,6 @@ _CALL_SECONDS, _BYTES_PER_SECOND = 1e-5, 5e9
 class MkldnnTarget(Provider):
     """Candidates from the installed PyTorch: fused operators, mkldnn operators, dense operators.
 
-    Notes
-    -----
     Answers are cached by value (op, attributes, post-ops, request), so equal layers are examined once.
     """
 

@@ -71,8 +71,6 @@ _TABLES: Final[dict[str, _Versions]] = {
 def find(domain: str, name: str, version: int) -> Callable[..., Any] | None:
     """Return the function of an operator, or None if there is none.
 
-    Examples
-    --------
     >>> find("", "Softmax", 12) is find("", "Softmax", 13)
     False
     >>> find("", "Sofa", 13)

@@ -24,10 +24,7 @@ def passed_to(other: Callable[..., Any]) -> Callable[[F], F]:
 def calling(function: Callable[..., Any], operands: int = 1, **attributes: Any) -> Callable[..., Any]:
     """Return an operator that passes its operands and then its attributes to a function, by position.
 
-    Parameters
-    ----------
-    **attributes : object
-        The attributes in the function's order, with their defaults.
+    `**attributes`: the attributes in the function's order, with their defaults.
     """
 
     def operator(*tensors: Any, **given: Any) -> Any:

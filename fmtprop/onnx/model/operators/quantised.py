@@ -105,22 +105,14 @@ def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Quantised(NamedTuple):
-    """An operand of a sum of products.
-
-    Parameters
-    ----------
-    x : torch.Tensor
-        Integers.
-    scale, zero : torch.Tensor
-        One for all, or one for each index of `axis`.
-    ones : sequence of int
-        Shape of ones that have the same sums of products as ones in x's shape.
-    """
+    """An operand of a sum of products."""
 
     x: Tensor
+    #: `scale`, `zero`: one for all, or one for each index of `axis`
     scale: Tensor
     zero: Tensor | None
     axis: int
+    #: shape of ones that have the same sums of products as ones in x's shape
     ones: Sequence[int]
 
     def factor(self, v: Tensor) -> Tensor:

@@ -16,10 +16,7 @@ _Reduce = Callable[[Tensor, list[int], bool], Tensor]
 def _reduction(function: _Reduce, each: Callable[[Tensor], Tensor] | None = None) -> Callable[..., Tensor]:
     """Return the operator for both definitions of its axes: as an attribute, and later as an input.
 
-    Parameters
-    ----------
-    each : callable, optional
-        The function of each element if no axis is reduced; the identity by default.
+    `each`: the function of each element if no axis is reduced; the identity by default.
     """
 
     def reduction(

@@ -38,13 +38,7 @@ def is_known(value: Any) -> bool:
 
 
 def check_places(count: int) -> None:
-    """Refuse an axis for which an operator would have to list too many elements of its source.
-
-    Raises
-    ------
-    ValueError
-        There are more than :mod:`fmtprop.onnx.model.limits` allows.
-    """
+    """Refuse an axis for which an operator would have to list too many elements of its source."""
     if count > limits.PLACES:
         raise ValueError(f"{count} elements along an axis, {limits.PLACES} are allowed")
 
@@ -52,8 +46,6 @@ def check_places(count: int) -> None:
 def is_repeated(value: torch.Tensor) -> bool:
     """Return whether a tensor has one number in memory, which stands for all.
 
-    Examples
-    --------
     >>> is_repeated(torch.ones(1).expand(2, 3)), is_repeated(torch.ones(2, 3))
     (True, False)
     """
@@ -62,13 +54,7 @@ def is_repeated(value: torch.Tensor) -> bool:
 
 
 def data(value: torch.Tensor, subject: str) -> np.ndarray[Any, Any]:
-    """Return the data of a tensor that must be known, bf16 as float32. It works under a tracer too.
-
-    Raises
-    ------
-    DataDependentError
-        It is computed from the model's inputs.
-    """
+    """Return the data of a tensor that must be known, bf16 as float32. It works under a tracer too."""
     if not is_known(value):
         raise DataDependentError(subject)
     with torch._C.DisableTorchFunctionSubclass():  # no call of a traced constant
@@ -91,10 +77,7 @@ def known(value: Any) -> torch.Tensor:
 def ints(value: Any, subject: str) -> list[int]:
     """Return the integers of a tensor that must be known, or of a list.
 
-    Raises
-    ------
-    DataDependentError
-        They are computed from the model's inputs.
+    Raises DataDependentError if they are computed from the model's inputs.
     """
     items = data(value, subject).reshape(-1).tolist() if isinstance(value, torch.Tensor) else value
     return [int(item) for item in items]
@@ -103,10 +86,7 @@ def ints(value: Any, subject: str) -> list[int]:
 def floats(value: torch.Tensor, subject: str) -> list[float]:
     """Return the numbers of a tensor that must be known.
 
-    Raises
-    ------
-    DataDependentError
-        They are computed from the model's inputs.
+    Raises DataDependentError if they are computed from the model's inputs.
     """
     return [float(item) for item in data(value, subject).reshape(-1).tolist()]
 
@@ -121,12 +101,7 @@ def number(value: Any) -> Any:
 def integer(value: Any, subject: str) -> int:
     """Return the integer of a tensor of one element that must be known.
 
-    Raises
-    ------
-    DataDependentError
-        It is computed from the model's inputs.
-    ValueError
-        There are more elements, or none.
+    Raises DataDependentError if it is computed from the model's inputs.
     """
     found = ints(value, subject)
     if len(found) != 1:
@@ -137,35 +112,20 @@ def integer(value: Any, subject: str) -> int:
 def flag(value: Any, subject: str) -> bool:
     """Return the truth of a known tensor of one element.
 
-    Raises
-    ------
-    DataDependentError
-        It is computed from the model's inputs.
+    Raises DataDependentError if it is computed from the model's inputs.
     """
     return bool(integer(value, subject))
 
 
 def axis_of(axis: int, ndim: int) -> int:
-    """Return an axis as a non-negative index.
-
-    Raises
-    ------
-    ValueError
-        There is no such axis.
-    """
+    """Return an axis as a non-negative index."""
     if not -ndim <= axis < max(ndim, 1):
         raise ValueError(f"axis {axis} is not one of {ndim}")
     return axis % max(ndim, 1)
 
 
 def axes_of(axes: Iterable[int], ndim: int) -> list[int]:
-    """Return axes as non-negative indices.
-
-    Raises
-    ------
-    ValueError
-        There is no such axis, or one is given twice.
-    """
+    """Return axes as non-negative indices."""
     found = [axis_of(axis, ndim) for axis in axes]
     if len(set(found)) != len(found):
         raise ValueError(f"axes {found} name one twice")
