@@ -15,7 +15,7 @@ from itertools import count
 from fmtprop.dnnl import _abi
 from fmtprop.dnnl.build import create
 from fmtprop.dnnl.enums import data_type_name
-from fmtprop.dnnl.fields import ANY, BLOCKED, Fields, query_fields, query_ndims
+from fmtprop.dnnl.fields import ANY, BLOCKED, Fields, query_fields, query_ndims, query_strides
 from fmtprop.dnnl.handle import Handle
 from fmtprop.dnnl.library import lib, raise_status
 from fmtprop.dnnl.sizes import int64_array
@@ -29,8 +29,8 @@ _OPAQUE_NATIVE: dict[MemoryDesc, NativeDesc] = {}
 _OPAQUE_DESC: dict[NativeDesc, MemoryDesc] = {}
 _OPAQUE_NUMBERS = count()
 
-# Size in bytes -> descriptors that primitives returned: comparing is twenty times cheaper than describing.
-_KNOWN: dict[int, list[NativeDesc]] = {}
+# Size in bytes, strides -> descriptors that primitives returned: comparing is twenty times cheaper than describing.
+_KNOWN: dict[tuple[int, tuple[int, ...]], list[NativeDesc]] = {}
 _BUCKET_MOST_DESCS = 64
 
 
@@ -69,10 +69,11 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
         """
         if desc.kind is FormatKind.OPAQUE:
             return _opaque_native(desc)
-        native = _from_fields(desc)
+        strides = desc.strides if desc.kind is FormatKind.BLOCKED else ()
+        native = _from_fields(desc, strides)
         if native.closed:
             _from_fields.cache_clear()
-            native = _from_fields(desc)
+            native = _from_fields(desc, strides)
         return native
 
     @property
@@ -216,14 +217,15 @@ def _clone(pointer: _abi.dnnl_memory_desc_t) -> NativeDesc:
 def adopt_const(pointer: _abi.dnnl_memory_desc_t | None) -> NativeDesc | None:
     """Return an owned copy of a descriptor that oneDNN owns; None for the zero descriptor.
 
-    Planning meets the same few descriptors thousands of times, so equal ones share an owner.
+    Planning meets the same few descriptors thousands of times, so equal ones share an owner, if the strides of their
+    axes of size 1 are the same, too: kernels choose by them.
 
     `pointer`: borrowed pointer, as ``dnnl_primitive_desc_query_md`` returns it.
     """
     if not pointer:
         return None
     library = lib()
-    bucket = _KNOWN.setdefault(library.memory_desc_get_size(pointer), [])
+    bucket = _KNOWN.setdefault((library.memory_desc_get_size(pointer), query_strides(pointer)), [])
     for known in bucket:
         if not known.closed and library.memory_desc_equal(known.handle, pointer):
             return known
@@ -237,7 +239,8 @@ def adopt_const(pointer: _abi.dnnl_memory_desc_t | None) -> NativeDesc | None:
 
 
 @lru_cache(maxsize=8192)
-def _from_fields(desc: MemoryDesc) -> NativeDesc:
+def _from_fields(desc: MemoryDesc, _: tuple[int, ...]) -> NativeDesc:
+    """Return the native descriptor of a format: equal ones with other strides of axes of size 1 have their own."""
     if desc.kind is FormatKind.BLOCKED and not desc.is_regular:
         raise FormatError(
             f"desc {desc}: oneDNN cannot create strides {desc.strides} with dims {desc.dims}: each must step over all "

@@ -61,6 +61,14 @@ def query_ndims(pointer: _abi.dnnl_memory_desc_t) -> int:
     return _query_int(pointer, "query_ndims_s32")
 
 
+def query_strides(pointer: _abi.dnnl_memory_desc_t) -> tuple[int, ...]:
+    """Return the strides of a native descriptor; empty unless its format kind is blocked."""
+    result = POINTER(c_int64)()
+    if lib().memory_desc_query(pointer, QUERY["query_strides"], byref(result)):  # it has none
+        return ()
+    return tuple(result[: query_ndims(pointer)])
+
+
 def _query(pointer: _abi.dnnl_memory_desc_t, what: str, result: object) -> None:
     raise_status("dnnl_memory_desc_query", lib().memory_desc_query(pointer, QUERY[what], byref(result)), what)  # type: ignore[arg-type]
 

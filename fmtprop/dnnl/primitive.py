@@ -22,6 +22,7 @@ from fmtprop.dnnl.native_memory import ExecArgs, Memory
 from fmtprop.dnnl.recipe import Recipe, default_attr
 from fmtprop.dnnl.specs import spec_of
 from fmtprop.errors import DnnlError, InputError, UnsupportedOpError
+from fmtprop.layout import FormatKind
 from fmtprop.system.locks import ProcessLock
 
 # held while a sketch creates its native object; reentrant, since its hint may be a sketch too
@@ -162,6 +163,21 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         """Bytes of scratchpad that each concurrent execution needs."""
         scratchpad = self.query_md("scratchpad")
         return scratchpad.nbytes if scratchpad is not None else 0
+
+    @property
+    def own_strides(self) -> str:
+        """Strides that only `any` gives: those of axes of size 1, by which kernels choose how to sum up.
+
+        They are no part of a format. Empty for almost every primitive.
+        """
+        found = []
+        for name, asked in self.problem.operands():
+            md = self.query_md(name) if asked.is_any else None
+            if md is None or 1 not in md.dims or md.desc.kind is not FormatKind.BLOCKED:
+                continue
+            if md.fields.strides != NativeDesc.from_desc(md.desc).fields.strides:
+                found.append(f"{name} {'x'.join(map(str, md.fields.strides))}")
+        return ", ".join(found)
 
     @property
     def problem(self) -> Problem:

@@ -81,6 +81,7 @@ class _Rebuilding:
                 if _is_same(node, choice, candidate):
                     self._learn(node, choice, candidate)
                     return candidate
+            target.forget()  # implementations that differ in strides without effect alone: it keeps the first
         raise NotOfferedError(f"{node.label}: {choice.target} offers no {choice.impl} here that works in its formats")
 
     def _learn(self, node: Node, choice: Choice, candidate: Candidate) -> None:
@@ -106,10 +107,6 @@ def _requests(node: Node, choice: Choice) -> Iterator[Mapping[str, MemoryDesc]]:
     free = {name: unspecified(desc) for name, desc in results.items()}
     wide = {name: _any(desc) if desc.ndim > 1 and name not in node.tail else desc for name, desc in given.items()}
     others = {name: desc if name in _sources(choice) else wide[name] for name, desc in given.items()}
-    if any(desc.ndim == 2 and 1 in desc.dims for desc in choice.operands.values()):
-        # the stride of an axis of one is no part of a format, but a product's kernel chooses by it how to sum up: ask
-        # for oneDNN's own, as policies do
-        yield {**others, **free}
     yield {**given, **results}
     yield {**given, **free}
     yield {**others, **results}

@@ -42,9 +42,15 @@ class PrimitiveImplementation(Implementation):
 
     @property
     def identity(self) -> Mapping[str, str]:  # type: ignore[override]  # the same, computed
-        """The kernel's code, which the library's version does not identify, and a number of threads of its own."""
-        after = {} if self.after is None else {"after": self.after.fingerprint}
-        return {**after, "threads": "1"} if self.is_alone else after
+        """What the library's version and the formats do not identify.
+
+        That is the kernel's code, a number of threads of its own, and strides without effect on a format.
+        """
+        with self._threads():
+            parts = {"threads": "1" if self.is_alone else "", "strides": self.pd.own_strides}
+        if self.after is not None:
+            parts["after"] = self.after.fingerprint
+        return {name: part for name, part in parts.items() if part}
 
     @property
     def scratchpad_nbytes(self) -> int:

@@ -294,3 +294,14 @@ def test_queried_descs_are_shared() -> None:
     first = reorder(plain(DIMS), tagged(DIMS, "acdb"))
     second = reorder(plain(DIMS), tagged(DIMS, "acdb"))
     assert first.query_md("dst") is second.query_md("dst")
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_queried_descs_have_strides_of_their_own(order: tuple[int, int]) -> None:
+    """Of axes of size 1, too: a kernel chooses by them, and an equal desc of another primitive may have others."""
+    size = 23 + order[0]
+    both = plain((size, 1)), plain((1, size)).permute_axes((1, 0))
+    assert both[0] == both[1] and both[0].fields.strides != both[1].fields.strides
+    for weights in (both[place] for place in order):
+        got = dnnl.create(dnnl.Matmul(src=plain((4, size)), weights=weights, dst=plain((4, 1)))).query_md("weights")
+        assert got is not None and got.fields.strides == weights.fields.strides
