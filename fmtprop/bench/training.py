@@ -46,7 +46,7 @@ STEPS = Measure(
     "the unit of errors is the error that PyTorch itself makes in another memory format",
 )
 
-#: PyTorch's own errors count as at least so much of a tensor's norm, by precision, and of the largest norm of all
+#: PyTorch's own errors count as at least this share of a tensor's norm, by precision, and of the largest norm of all
 #: gradients, since some gradients are 0 but for rounding
 _LEAST_ERROR, _LEAST_OF_ALL = {"f32": 1e-3, "bf16": 1e-2, "f16": 2e-3}, 1e-5
 

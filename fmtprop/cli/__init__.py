@@ -13,10 +13,7 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program and end the process.
 
-    Raises
-    ------
-    SystemExit
-        Always: 0 fine, 1 a check failed or a run went wrong, 2 a bad argument or model, 130 interrupted.
+    0: fine, 1: a check failed or a run went wrong, 2: a bad argument or model, 130: interrupted.
     """
     try:
         from fmtprop.cli import app

@@ -172,8 +172,6 @@ def words(values: Sequence[str]) -> list[str]:
 def pairs_of(option: str, values: Sequence[str] | None) -> dict[str, str]:
     """Return the values of an option that is a name, ``=`` and a tag.
 
-    Examples
-    --------
     >>> pairs_of("--pin", ["conv_1.dst=nChw16c"])
     {'conv_1.dst': 'nChw16c'}
     """
@@ -191,8 +189,6 @@ def pairs_of(option: str, values: Sequence[str] | None) -> dict[str, str]:
 def shapes_of(values: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
     """Return the shapes of ``--shape`` by input.
 
-    Examples
-    --------
     >>> shapes_of(["x=1,3,224,224", "mask=1"])
     {'x': (1, 3, 224, 224), 'mask': (1,)}
     """

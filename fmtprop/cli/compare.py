@@ -66,14 +66,7 @@ def run(
     With --train, a step under naive, propagate and optimal, with the shares of reorders in forward, backward and
     parameters: fmtprop run torchvision.models:resnet18 --train --input 8x3x224x224
     """
-    options = {
-        "dtype": dtype,
-        "weights": weights,
-        "verify": verify,
-        "tune": tune,
-        "target": target,
-        "special_values": special_values,
-    }
+    options = dict(dtype=dtype, weights=weights, verify=verify, tune=tune, target=target, special_values=special_values)
     policies = words(policy or ["naive,propagate,optimal" if train else "optimal"])
     given = _Given(model, inputs, shape, train, pin, policy is not None)
     comparison = _compare(given, policies, options, threads, repeats, report)
@@ -108,14 +101,7 @@ def report(
     slowest steps, steps outside oneDNN, memory and compile time. Policy optimal has a certificate: the cost of its
     choice, a lower bound for any choice, and the cost of propagate's choice.
     """
-    options = {
-        "dtype": dtype,
-        "weights": weights,
-        "verify": verify,
-        "tune": tune,
-        "target": target,
-        "special_values": special_values,
-    }
+    options = dict(dtype=dtype, weights=weights, verify=verify, tune=tune, target=target, special_values=special_values)
     policies = words(policy or ["plain,naive,propagate,optimal"])
     given = _Given(model, inputs, shape, train, pin, policy is not None)
     comparison = _compare(given, policies, options, threads, repeats, output)

@@ -107,13 +107,7 @@ def keep_stdout() -> None:
 
 
 def save(path: Path, text: str, ours: re.Pattern[bytes]) -> None:
-    """Write a result to a file; an existing file is replaced if it is an earlier result of this kind.
-
-    Raises
-    ------
-    FmtpropError
-        Another file has this name, or the file system refuses.
-    """
+    """Write a result to a file; an existing file is replaced if it is an earlier result of this kind."""
     try:
         with replacing(path, ours) as temporary:
             temporary.write_text(text, encoding="utf-8")

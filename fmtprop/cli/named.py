@@ -19,17 +19,8 @@ if TYPE_CHECKING:
 def graph_of(model: str, inputs: Sequence[str] | None, shape: Sequence[str] | None, *, deferred: bool = False) -> Graph:
     """Return the graph of a command's model.
 
-    Parameters
-    ----------
-    inputs : sequence of str, optional
-        The values of ``--input``: shapes, as ``8x3x224x224``.
-    shape : sequence of str, optional
-        The values of ``--shape``.
-
-    Raises
-    ------
-    ImportModelError
-        There is no such model, or it cannot be imported.
+    `inputs`: the values of ``--input``: shapes, as ``8x3x224x224``. Raises ImportModelError if there is no such model,
+    or it cannot be imported.
     """
     sizes, shapes = inputs_of(inputs), shapes_of(shape)
     from fmtprop.capture.factories import graph_named
@@ -40,10 +31,7 @@ def graph_of(model: str, inputs: Sequence[str] | None, shape: Sequence[str] | No
 def module_maker(model: str, inputs: Sequence[str] | None, shape: Sequence[str] | None) -> Callable[[], Made]:
     """Return a function that makes the module for ``--train``, after one trial.
 
-    Raises
-    ------
-    ImportModelError
-        The model cannot train.
+    Raises ImportModelError if the model cannot train.
     """
     if shape:
         raise typer.BadParameter("--shape is for ONNX models, which have no --train; --input has the shapes")
@@ -58,8 +46,6 @@ def module_maker(model: str, inputs: Sequence[str] | None, shape: Sequence[str] 
 def inputs_of(texts: Sequence[str] | None) -> list[tuple[int, ...]]:
     """Return the shapes of ``--input``.
 
-    Examples
-    --------
     >>> inputs_of(["8x3x224x224"])
     [(8, 3, 224, 224)]
     """

@@ -55,12 +55,7 @@ PLAN_FILE = b'{"__metadata__":{"format":"fmtprop-plan"'
 def check_no_options(model: str, given: Mapping[str, Any], **others: object) -> None:
     """Refuse options of a compilation for a plan file, which has its own.
 
-    Parameters
-    ----------
-    given : mapping
-        Options that have a default, with their values.
-    **others
-        Further options, with whether each is given.
+    `given`: options that have a default, with their values. `**others`: further options, with whether each is given.
     """
     changed = [key for key, value in given.items() if value != _DEFAULTS[key]]
     asked = [f"--{key.replace('_', '-')}" for key in (*changed, *(key for key, on in others.items() if on))]

@@ -82,13 +82,7 @@ def bench(
             special = special_values or (KEPT if train else Options.special_values)
             options = Options(dtype=dtype, policy=policy, target=target, tune=tune, special_values=special)
             if is_plan(model):
-                given = {
-                    "dtype": dtype,
-                    "weights": weights,
-                    "tune": tune,
-                    "target": target,
-                    "special_values": special_values,
-                }
+                given = dict(dtype=dtype, weights=weights, tune=tune, target=target, special_values=special_values)
                 check_no_options(model, given, policy=policy != "optimal", train=train, shape=shape, input=inputs)
                 file = read_plan(model)
                 options = file.options

@@ -10,7 +10,7 @@ from math import inf
 from time import thread_time
 
 #: what a compilation may take: seconds, and besides the time of this many runs of the model
-_SECONDS, _RUNS = 5.0, 6
+SECONDS, RUNS = 5.0, 6
 
 #: seconds in which a node of a plan is placed and its primitive built (Zen 4, one thread)
 NODE_SECONDS = 1.5e-4
@@ -33,7 +33,7 @@ class Budget:
     """
 
     def __init__(self, *, is_limited: bool = True, clock: Callable[[], float] = thread_time) -> None:
-        self._seconds = _SECONDS if is_limited else inf
+        self._seconds = SECONDS if is_limited else inf
         self._reserve = 0.0
         self._clock, self._start = clock, clock()
         self.run = 0.0
@@ -42,7 +42,7 @@ class Budget:
     @property
     def total(self) -> float:
         """Seconds of the whole compilation."""
-        return self._seconds + _RUNS * self.run
+        return self._seconds + RUNS * self.run
 
     @property
     def left(self) -> float:

@@ -45,10 +45,10 @@ BEST, DIRECT, GREEDY, PLAIN, PYTORCH = (
 )
 
 #: the best of each variant of the graph, by name
-_VARIANTS: Mapping[str, Variant[Pass]] = {f"{BEST}, {variant.name}": variant for variant in OF_GRAPH}
+VARIANTS: Mapping[str, Variant[Pass]] = {f"{BEST}, {variant.name}": variant for variant in OF_GRAPH}
 
 #: the graph itself, and the variants with meaningful costs
-_PRICED = (BEST, *(name for name, variant in _VARIANTS.items() if variant.is_priced))
+_PRICED = (BEST, *(name for name, variant in VARIANTS.items() if variant.is_priced))
 
 #: the name of an entrant with the choices of another shape's plan
 OTHER_SHAPE = "as for another shape"
@@ -148,7 +148,7 @@ class Entrants:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the entrants that may be the fastest."""
-        return (*_PRICED, DIRECT, *(name for name in _VARIANTS if name not in _PRICED), GREEDY)
+        return (*_PRICED, DIRECT, *(name for name in VARIANTS if name not in _PRICED), GREEDY)
 
     def field(self, *, whole: bool) -> list[Entrant]:
         """Return entrants that may win, the best first; if not `whole`, only those with unclear costs."""
@@ -198,8 +198,8 @@ class Entrants:
     def _make(self, name: str) -> Entrant | None:
         if name == BEST:
             return self._first(name, self._normal)
-        if name in _VARIANTS:
-            return self._variant(name, _VARIANTS[name])
+        if name in VARIANTS:
+            return self._variant(name, VARIANTS[name])
         if name == DIRECT:
             solved = [one for name in _PRICED if name in self._behind and (one := self._made.get(name)) is not None]
             if not solved:

@@ -40,7 +40,7 @@ class Improvement:
         self._thread.start()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end, at most so many seconds; return whether it has come. A forked child has none."""
+        """Wait for the end, at most `timeout` seconds; return whether it has come. A forked child has none."""
         if self._process == os.getpid():
             self._thread.join(timeout)
             return not self._thread.is_alive()

@@ -224,7 +224,7 @@ class _Field:
         return Race(lowest, len(runs[0]), _winner(runs), tuple(firsts), runs, steps, is_disturbed)
 
     def _has_time(self, seconds: Sequence[float]) -> bool:
-        """Return whether a round of so many seconds ends in time."""
+        """Return whether a round, by the seconds of each plan, ends in time."""
         return self._watch.now() + sum(seconds) <= self._until
 
 

@@ -54,7 +54,7 @@ _TRIFLE_SECONDS = 1e-4
 _DISPROVED_RATIO = 3.0
 
 #: cost over the cheapest plan's from which a plan takes no part in the race: costs are not that wrong
-_FAR_RATIO = 10.0
+FAR_RATIO = 10.0
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class Selection:
         if not self._budget.allows(_RACE, self._seconds_of_race(rivals.best, 2)):
             return [rivals.best]
         best, *others = rivals.field(whole=self._patient)
-        return [best, *(one for one in others if rivals.expected(one) <= _FAR_RATIO * rivals.expected(best))]
+        return [best, *(one for one in others if rivals.expected(one) <= FAR_RATIO * rivals.expected(best))]
 
     def _race(self, entrants: Sequence[Entrant], rivals: Entrants) -> tuple[Entrant, Race, Draft] | None:
         """Return the fastest, the times of all, and its draft; None if none can run on the inputs at hand.

@@ -104,7 +104,7 @@ class QuantizedModel:
         return max((float((a.double() - b.double()).abs().max()) for a, b in pairs if a.numel()), default=0.0)
 
     def expected_db(self, count: int) -> float:
-        """Return the ratio, by the ops' meanings, of the model with so many of its nodes in floats."""
+        """Return the ratio, by the ops' meanings, of the model with its `count` most sensitive nodes in floats."""
         graph = self._without(self.order[:count])
         return self.sqnr_db([evaluate(graph, one) for one in self.inputs])
 

@@ -74,7 +74,7 @@ def compare(
 
 
 def _needs_turns(turns: int, seconds: float, figures: Sequence[float], is_disturbed: bool) -> bool:
-    """Return whether the figures of some turns, which took so many seconds, do not decide yet."""
+    """Return whether more turns are needed: those so far, and their seconds, do not decide."""
     if is_disturbed or max(figures) < _CLOSE_RATIO * min(figures):
         return turns < _CLOSE_TRIALS and seconds < _CLOSE_SECONDS
     return turns < _TRIALS and seconds < _TRIAL_SECONDS

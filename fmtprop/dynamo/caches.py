@@ -20,7 +20,7 @@ _ATEN = torch.ops.aten
 _MEMORY = "_fmtprop_memory"
 
 #: room behind a cache when it is moved to new memory, in elements of its axis: a fixed number, and a share of them
-_ROOM, _ROOM_SHARE = 256, 0.5
+ROOM, ROOM_SHARE = 256, 0.5
 
 
 class _Memory:
@@ -29,7 +29,7 @@ class _Memory:
     def __init__(self, cache: torch.Tensor, axis: int) -> None:
         dims, self._axis = list(cache.shape), axis
         self._length = dims[axis]
-        dims[axis] += _ROOM + int(_ROOM_SHARE * dims[axis])
+        dims[axis] += ROOM + int(ROOM_SHARE * dims[axis])
         self._whole = cache.new_empty(dims)
         self._whole.narrow(axis, 0, self._length).copy_(cache)
         self._lock = threading.Lock()

@@ -35,7 +35,7 @@ from fmtprop.ir.tensors import defer
 _LOG = logging.getLogger(__name__)
 
 #: plans that a region keeps, one for each shape; the one that was used longest ago goes first
-_MOST_PLANS = 8
+MOST_PLANS = 8
 
 #: shapes that are planned at their first call; after them, calls until a shape is; shapes of which calls are counted
 _FIRST_SHAPES, _CALLS_FOR_PLAN, _MOST_COUNTED = 4, 3, 1024
@@ -104,7 +104,7 @@ class Region:
         self.arity = len(inputs)
         self._varying = [i for i in range(self.arity) if i not in constants]
         self._symbolic = any(is_symbolic(node.meta.get("val")) for node in inputs)
-        self._plans: Plans[object, _Plan] = Plans(_MOST_PLANS)
+        self._plans: Plans[object, _Plan] = Plans(MOST_PLANS)
         #: the plan of a graph of fixed sizes
         self._only: _Plan | None = None
         self._shapes: Shapes | None = None

@@ -31,22 +31,22 @@ class Linear:
     roles: tuple[str, str, str] = ("src", "weights", "dst")
 
     def output_axis(self, ndim: int) -> int:
-        """Return the axis of dst, of so many axes, along which the outputs lie."""
+        """Return the axis of dst along which the outputs lie; dst has `ndim` axes."""
         return ndim - 1 if self.by_columns else 1
 
     def bias_dims(self, outputs: int, ndim: int) -> Dims:
-        """Return the dims of a bias with a number for each output, where dst has so many axes."""
+        """Return the dims of a bias with a number for each output, where dst has `ndim` axes."""
         return (*(1,) * (ndim - 1), outputs) if self.by_columns else (outputs,)
 
     def factor_dims(self, weights: Dims, ndim: int) -> Dims:
-        """Return the dims in which a number for each output multiplies weights, where dst has so many axes."""
+        """Return the dims in which a number for each output multiplies weights, where dst has `ndim` axes."""
         if self.by_columns:
             return (*(1,) * (len(weights) - 1), weights[-1])
         head = 2 if self.channels_per_group(weights, ndim) else 1
         return (*weights[:head], *(1,) * (len(weights) - head))
 
     def channels_per_group(self, weights: Dims, ndim: int) -> int:
-        """Return the source's channels in each group; 0 where weights, of a dst of so many axes, have no groups."""
+        """Return the source's channels in each group; 0 where weights have no groups (dst has `ndim` axes)."""
         return weights[2] if self.windowed and len(weights) > ndim else 0
 
 

@@ -48,7 +48,7 @@ FORMAT = "fmtprop-graph"
 VERSION = 1
 
 #: limit of a document: a graph of a hundred thousand nodes has a third of it, and is many times as large in Python
-_MAX_NBYTES = 1 << 27
+MAX_NBYTES = 1 << 27
 #: the beginning of a document
 _OURS = re.compile(rb'\s*\{[^{}\[\]]*"format":\s*"fmtprop-graph"')
 
@@ -87,8 +87,8 @@ def save(graph: Graph, path: str | os.PathLike[str], weights: str = "auto") -> N
     fields = json.dumps(head, ensure_ascii=False)[1:-1]
     text = "{\n" + fields + ',\n"nodes": [\n' + ",\n".join(rows) + "\n]\n}\n"
     data = text.encode("utf-8")
-    if len(data) > _MAX_NBYTES:
-        raise GraphError(f"needs {len(data)} bytes, a graph file may have {_MAX_NBYTES}; leave out weights='inline'")
+    if len(data) > MAX_NBYTES:
+        raise GraphError(f"needs {len(data)} bytes, a graph file may have {MAX_NBYTES}; leave out weights='inline'")
     check_replaceable(target, _OURS)  # before the side file is replaced
     writer.write()
     # A reader never sees an incomplete file: the side file is complete before the document that names it exists.
@@ -154,7 +154,7 @@ def load(path: str | os.PathLike[str], *, deferred: bool = False) -> Graph:
 
 def _parse(source: Path) -> dict[str, Any]:
     try:
-        text = read(source, _MAX_NBYTES).decode("utf-8")
+        text = read(source, MAX_NBYTES).decode("utf-8")
     except OSError as error:
         raise GraphError(f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -200,7 +200,7 @@ class OpDef:
     #: ``dims by operand -> count`` of numbers that a primitive may add one after the other in f32, with sums that are
     #: not exact. Rounding errors grow with this count, and so does the tolerance of a check.
     summands: Callable[[Mapping[str, tuple[int, ...]]], int] = _few
-    #: ``(attrs, batch, images) -> attributes`` with which the op computes so many images of a batch from these images
+    #: ``(attrs, batch, images) -> attributes`` with which the op computes these images of a batch from the same images
     #: of its sources, or None if an image depends on others. Without it, the op cannot be sliced.
     sliced: Sliced | None = None
     cost: Cost = field(default_factory=Cost)

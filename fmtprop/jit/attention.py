@@ -137,7 +137,7 @@ class AttentionKernel(StandaloneKernel):
 
 
 def lanes_for(width: int, dtype: DataType) -> int:
-    """Return the numbers in a vector of the kernel for rows of so many numbers: those of this machine, or half."""
+    """Return the numbers in a vector of the kernel for rows of `width` numbers: those of this machine, or half."""
     return isa().lanes if width >= isa().lanes or dtype is not DataType.F32 else 8
 
 

@@ -36,7 +36,7 @@ class AttentionSizes:
 
     depth: int
     width: int
-    #: number of keys with scores that are computed at a time; there are at least so many keys
+    #: number of keys with scores that are computed at a time; there are at least as many keys
     keys: int
     #: `key_row`, `value_row`: bytes from key to key, from value to value
     key_row: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
@@ -12,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from fmtprop.lens.gain import Gain, Measurement
+from fmtprop.report.files import OURS_TRACE, WrittenAsJson, write_text
 from fmtprop.system.printable import printable
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class OperatorRow:
 
 
 @dataclass(frozen=True)
-class Lens:
+class Lens(WrittenAsJson):
     """PyTorch's hidden reorders in one run of a model or program."""
 
     name: str
@@ -101,18 +101,6 @@ class Lens:
             "variants": [asdict(variant) for variant in self.variants],
         }
 
-    def to_json(self, path: str | PathLike[str] | None = None) -> str:
-        """Return everything as JSON; also write it when a path is given.
-
-        Raises FmtpropError if the file cannot be written.
-        """
-        text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
-        if path is not None:
-            from fmtprop.report.files import write_text
-
-            write_text(text, path)
-        return text
-
     def to_trace(self, path: str | PathLike[str] | None = None, profile: str | PathLike[str] | None = None) -> str:
         """Return the run in Chrome's trace format, for Perfetto; also write it when a path is given.
 
@@ -125,8 +113,6 @@ class Lens:
 
         text = trace(self.calls, profile)
         if path is not None:
-            from fmtprop.report.files import OURS_TRACE, write_text
-
             write_text(text, path, OURS_TRACE)
         return text
 

@@ -12,7 +12,6 @@ from fmtprop.passes.precision.pair_quantization import PairQuantization
 from fmtprop.passes.precision.recognise_codes import RecogniseCodes
 from fmtprop.passes.precision.recognise_dynamic import RecogniseDynamic
 from fmtprop.passes.precision.shifted_rows import ShiftedRows
-from fmtprop.passes.rewrites.absorb_flatten import AbsorbFlatten
 from fmtprop.passes.rewrites.before_concat import BeforeConcat
 from fmtprop.passes.rewrites.channel_shuffle import RecogniseShuffle
 from fmtprop.passes.rewrites.deconvolve_pixels import DeconvolvePixels
@@ -65,7 +64,6 @@ NORMALISE: tuple[Pass, ...] = (
     # before normalizations are folded into the producers of the parts
     BeforeConcat(),
     FoldBatchNorm(),
-    AbsorbFlatten(),
     # after weights are folded; before fusion
     ShiftedRows(),
     # after normalizations are folded into the channels; before DelayReshapes, which moves the activation

@@ -211,7 +211,7 @@ def rounding_step(node: Node) -> float | None:
 
 
 def _are_roundings(steps: torch.Tensor, most: int, share: float = _ROUNDED_OTHERWISE_SHARE) -> bool:
-    """Return whether few integers differ, and by at most so many steps."""
+    """Return whether few integers differ, none by more than `most` steps."""
     if not steps.numel():
         return True
     worst, differing = float(steps.max()), int((steps > 0).sum())

@@ -21,7 +21,7 @@ from fmtprop.runtime.plan import Plan
 from fmtprop.targets.mkldnn import in_format
 
 #: limit of steps of the exact overlap test; beyond it, tensors count as overlapping
-_OVERLAP_STEPS = 100_000
+OVERLAP_STEPS = 100_000
 
 # many runs ask these; a search in PyTorch's modules would double the time
 _tracing_state, _dispatch_mode = torch._C._get_tracing_state, torch._C._get_dispatch_mode
@@ -253,7 +253,7 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     # the spans overlap, but the elements may be interleaved, such as two halves of the channels
     try:
         # numpy's stubs allow only two special values of max_work
-        return bool(np.shares_memory(_addresses(one), _addresses(other), max_work=_OVERLAP_STEPS))  # type: ignore[arg-type]
+        return bool(np.shares_memory(_addresses(one), _addresses(other), max_work=OVERLAP_STEPS))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 

@@ -21,7 +21,7 @@ from fmtprop.passes.assignment.formats import like
 from fmtprop.passes.target import Target
 
 #: a node with more bytes of operands and results is cut down
-_LARGE_NBYTES = 2 << 20
+LARGE_NBYTES = 2 << 20
 
 #: an axis keeps its remainder modulo _PERIOD_ELEMENTS (for strides, tiles and blocks), and at least _LEAST_ELEMENTS
 _LEAST_ELEMENTS, _PERIOD_ELEMENTS = 16, 16
@@ -30,7 +30,7 @@ _LEAST_ELEMENTS, _PERIOD_ELEMENTS = 16, 16
 def cut_down(node: Node, target: Target) -> Node | None:
     """Return a smaller node that the same implementation runs in the same formats; None if there is none."""
     choice = node.choice
-    if choice is None or sum(desc.nbytes for desc in (*choice.operands.values(), *node.descs)) <= _LARGE_NBYTES:
+    if choice is None or sum(desc.nbytes for desc in (*choice.operands.values(), *node.descs)) <= LARGE_NBYTES:
         return None
     read = sources(node, choice.operands)
     linear = linear_of(node)

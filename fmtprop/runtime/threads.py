@@ -15,7 +15,7 @@ from fmtprop.errors import LoadError
 def current_threads() -> int:
     """Return the number of threads that oneDNN uses in the calling thread, after making it torch's number."""
     wanted = torch.get_num_threads()  # a thread that is new to torch takes over the number set for the process
-    if _torch_governs():
+    if torch_governs():
         return wanted
     library = dnnl.lib()
     library.set_threads(wanted)
@@ -44,7 +44,7 @@ def on_cpu() -> AbstractContextManager[object]:
 
 
 @cache
-def _torch_governs() -> bool:
+def torch_governs() -> bool:
     """Whether torch and oneDNN share one OpenMP runtime, so that a number set for one is the other's."""
     before = torch.get_num_threads()
     try:

@@ -42,7 +42,7 @@ _TABLE = "CREATE TABLE record (kind TEXT, key TEXT, value, checksum INTEGER, UNI
 _MAX_NBYTES = 1 << 28
 
 #: records that are kept: the newest ones
-_MOST_RECORDS = 250_000
+MOST_RECORDS = 250_000
 
 #: pause between two attempts while another process has locked the file
 _PAUSE_SECONDS = 0.005
@@ -160,7 +160,7 @@ def _insert(connection: sqlite3.Connection, records: Records, sync: bool) -> Non
         raise sqlite3.DatabaseError("another table")
     rows = [(*name, value, _checksum(*name, value)) for name, value in records.items()]
     connection.executemany("INSERT OR REPLACE INTO record VALUES (?, ?, ?, ?)", rows)
-    connection.execute("DELETE FROM record WHERE rowid <= (SELECT max(rowid) FROM record) - ?", (_MOST_RECORDS,))
+    connection.execute("DELETE FROM record WHERE rowid <= (SELECT max(rowid) FROM record) - ?", (MOST_RECORDS,))
     connection.execute("COMMIT")
 
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 #: Linux's files; other systems have none
-_CPUINFO, _CACHES = Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu/cpu0/cache")
+CPUINFO, _CACHES = Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu/cpu0/cache")
 
 #: files with a container's limit of memory, for versions 2 and 1 of control groups
 _MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -30,7 +30,7 @@ def cpu_model() -> str:
 def cpu_fields() -> dict[str, str]:
     """Return Linux's description of the first processor, such as its ``flags``; empty on other systems."""
     try:
-        first, _, _ = _CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")
+        first, _, _ = CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")
     except OSError:
         return {}
     pairs = (line.partition(":") for line in first.splitlines())

@@ -98,7 +98,7 @@ def _is_consecutive(desc: MemoryDesc) -> bool:
 
 
 def tail_of(post_op: PostOp, formats: Request, outputs: int) -> Tail | None:
-    """Return a post-op as the kernel sees it; None if it has none such."""
+    """Return a post-op as the kernel sees it; None if it has no form for it."""
     if isinstance(post_op.attrs, Eltwise):
         return Tail(post_op.attrs.alg, post_op.attrs.alpha, post_op.attrs.beta)
     adds = isinstance(post_op.attrs, Sum) and post_op.attrs.scales == (1.0,)

@@ -58,7 +58,7 @@ class KernelImplementation(Implementation):
         return type(self).offered_by()
 
     def build(self, threads: int) -> Executable:
-        """Return the kernel for so many threads."""
+        """Return the kernel for a number of threads."""
         return _KernelExecutable(self.kernel, threads)
 
 

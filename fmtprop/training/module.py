@@ -48,7 +48,7 @@ _AROUND = external_utils.wrap_inline(print).__code__
 _CHANGED_AXES = "_dynamo_propagated_dynamic_indices"
 
 #: most plans of one module; PyTorch's own limit of 8 is for graphs that should not depend on sizes
-_MOST_PLANS = 128
+MOST_PLANS = 128
 
 
 class TrainingModule(nn.Module):
@@ -157,12 +157,12 @@ class TrainingModule(nn.Module):
         # small layer as long
         config.allow_rnn = True
         if self._is_whole:  # pieces may have sizes that data choose: beyond PyTorch's limit it runs them
-            config.recompile_limit, config.fail_on_recompile_limit_hit = _MOST_PLANS, True
+            config.recompile_limit, config.fail_on_recompile_limit_hit = MOST_PLANS, True
         try:
             return self._compiled(*args, **kwargs)
         except torch._dynamo.exc.FailOnRecompileLimitHit as error:
             raise InputError(
-                f"{type(self._original).__name__} has {_MOST_PLANS} plans: each shape of its inputs, each mode, each "
+                f"{type(self._original).__name__} has {MOST_PLANS} plans: each shape of its inputs, each mode, each "
                 "choice of frozen parameters and each Python number that it reads needs one. Pad the inputs to a few "
                 "sizes; give numbers that change as tensors"
             ) from error
@@ -232,17 +232,11 @@ class TrainingModule(nn.Module):
         return TrainingModule(copy.copy(self._original), None, *self._how)
 
     def save(self, path: Any) -> None:
-        """Refuse to be saved.
-
-        Raises ImportModelError if always.
-        """
+        """Refuse to be saved."""
         raise self._staying("saved as a plan")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse to be pickled.
-
-        Raises ImportModelError if always.
-        """
+        """Refuse to be pickled."""
         raise self._staying("pickled")
 
     def _staying(self, how: str) -> ImportModelError:

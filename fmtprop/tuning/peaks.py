@@ -6,7 +6,7 @@ Owns the measurement and its records in the cache; must not know any model of co
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from math import exp, log
@@ -53,7 +53,7 @@ _SAME_RATIO = 1.5
 #: start of a figure's name -> the least value on any machine with AVX2 or later. A smaller value was measured while
 #: others used the machine and threads waited for each other
 _LEAST = {"reading": 1e9, "copying": 2e9}
-_SLOWEST_CALL_SECONDS = 1e-4
+SLOWEST_CALL_SECONDS = 1e-4
 
 #: the same for arithmetic: cycles a second, with a multiplication and an addition in each lane of one thread's vectors
 #: (further threads may add nothing: a virtual CPU is not always a core)
@@ -114,7 +114,7 @@ def peaks(store: Store, footprint: int = FOOTPRINTS[-1]) -> Peaks:
     known = {name: value for name, key in keys.items() if (value := store.figure(key)) is not None}
     wanted = {"copying", "call", *(f"flops {dtype}" for dtype in types), *(f"reading {n}" for n in asked)}
     if missing := wanted - known.keys():
-        measured = {name: value for name, value in _measure(types, asked).items() if name in missing}
+        measured = {name: value for name, value in measure(types, asked).items() if name in missing}
         plausible = {name: _plausible(name, value) for name, value in measured.items()}
         if plausible == measured:  # otherwise the next compilation tries again
             store.add_figures({keys[name]: value for name, value in measured.items()})
@@ -154,7 +154,7 @@ def improve(store: Store) -> bool:
     footprints = tuple(n for n in FOOTPRINTS if f"reading {n}" in known)
     if not footprints:
         return False
-    found = _measure(_types(), footprints)
+    found = measure(_types(), footprints)
     better = {name: _best_first(name, [known, found])[0] for name in known.keys() & found.keys()}
     store.add_figures({keys[name]: value for name, value in better.items()})
     return any(not 1 / _SAME_RATIO <= value / known[name] <= _SAME_RATIO for name, value in better.items())
@@ -170,18 +170,24 @@ def keys_of_peaks() -> dict[str, str]:
     return {name: key_of({"peak": name}) for name in names}
 
 
-def _measure(types: list[DataType], footprints: tuple[int, ...]) -> dict[str, float]:
+def measure(
+    types: list[DataType],
+    footprints: tuple[int, ...],
+    attempt: Callable[[list[DataType], tuple[int, ...], torch.Tensor], dict[str, float]] | None = None,
+    now: Callable[[], float] = perf_counter,
+    pause: Callable[[float], None] = sleep,
+) -> dict[str, float]:
     """Return the figures that two of several attempts reached: other users of the machine make single ones worse.
 
     Attempts are apart in time, and go on until a second one has come to each best figure.
     """
     torch.get_num_threads()  # the first call in a thread adopts the process's number of threads
     memory = huge_bytes(max(footprints[-1], _LEAST_NBYTES))
-    start = perf_counter()
-    attempts = [_attempt(types, footprints, memory)]
-    while not _is_sure(attempts) and perf_counter() - start <= _PATIENCE_SECONDS:
-        sleep(_PAUSE_SECONDS)
-        attempts.append(_attempt(types, footprints, memory))
+    attempt, start = attempt or _attempt, now()
+    attempts = [attempt(types, footprints, memory)]
+    while not _is_sure(attempts) and now() - start <= _PATIENCE_SECONDS:
+        pause(_PAUSE_SECONDS)
+        attempts.append(attempt(types, footprints, memory))
     return {name: _best_first(name, attempts)[:2][-1] for name in attempts[0]}
 
 
@@ -200,7 +206,7 @@ def _best_first(name: str, attempts: Sequence[Mapping[str, float]]) -> list[floa
 def _plausible(name: str, figure: float) -> float:
     """Return a figure, or the worst plausible one."""
     if name == "call":
-        return min(figure, _SLOWEST_CALL_SECONDS)
+        return min(figure, SLOWEST_CALL_SECONDS)
     kind = name.partition(" ")[0]
     return max(figure, 2 * dnnl.lib().lanes * _LEAST_CYCLES_PER_SECOND if kind == "flops" else _LEAST[kind])
 

@@ -92,7 +92,7 @@ _PAGE_NBYTES, _BY_PAGES_SHARE = 4096, 0.6
 _REORDER = {"copy": 0.8, "block": 0.75, "transpose": 0.5}
 
 #: bytes of a step's activations beyond which these come from memory: no cache's size, but a figure of the model, found
-#: together with the others here where the last-level cache has 32 MiB. (With so much, all built-in graphs get the same
+#: together with the others here where the last-level cache has 32 MiB. (With 32 MiB, all built-in graphs get the same
 #: plans as with 16 MiB; U-Net's is said to take 3 to 4 % less, of the others no cost changes.)
 CACHE_NBYTES = 16 << 20
 
@@ -130,8 +130,8 @@ _PYTORCH_WINDOW = (12.0, 100.0)
 class ModelCosts:
     """Costs by a roofline model.
 
-    `weights_nbytes`: bytes of all weights of the network: they come from as far as so many bytes reach. `lanes`:
-    elements of f32 in the vectors with which the machine reaches its peak.
+    `weights_nbytes`: bytes of all weights of the network: they are read from the cache that holds them all, or from
+    memory. `lanes`: elements of f32 in the vectors with which the machine reaches its peak.
 
     The figures rank ways to run one node; between a node and another they are rough. They fit `Costs` of
     :mod:`fmtprop.passes.target`.

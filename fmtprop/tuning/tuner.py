@@ -44,7 +44,7 @@ class Group:
         return self.count * min(self.modelled.values())
 
     def allows(self, identity: Hashable, seconds: float, model: CostModel) -> bool:
-        """Return whether this machine can need so many seconds for a way."""
+        """Return whether this machine can need these seconds for a way."""
         what, how = self.ways[identity]
         least, most = model.bounds(what, how, self.modelled[identity])
         return least <= seconds <= most

@@ -17,7 +17,7 @@ def test_linux_fields_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         "processor\t: 0\nmodel name\t: Some CPU @ 2.0GHz\nflags\t\t: fpu sse4_2 avx2 amx_tile avx512f\n\n"
         "processor\t: 1\nmodel name\t: Another\n"
     )
-    monkeypatch.setattr(machine, "_CPUINFO", cpuinfo)
+    monkeypatch.setattr(machine, "CPUINFO", cpuinfo)
     environment = Environment.capture(threads=3, versions={"onnxruntime": "1.2"})
     assert environment.cpu == "Some CPU @ 2.0GHz"
     assert environment.isa == ("sse4_2", "avx2", "avx512f", "amx_tile")
@@ -28,7 +28,7 @@ def test_linux_fields_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 def test_other_systems_give_a_name_and_no_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "absent")
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "absent")
     environment = Environment.capture()
     assert environment.cpu and environment.isa == ()
     assert environment.threads == torch.get_num_threads()

@@ -171,7 +171,7 @@ def test_what_nobody_can_do_is_the_first_choices_error(monkeypatch: pytest.Monke
 
 def test_a_entrant_that_costs_far_more_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     unlike_any_other(monkeypatch)
-    monkeypatch.setattr(selection, "_FAR_RATIO", 1.0)
+    monkeypatch.setattr(selection, "FAR_RATIO", 1.0)
     net = fp.compile(model(), X, tune="model")
     assert net.race is None
 

@@ -73,8 +73,8 @@ def test_a_run_that_disproves_the_peaks_has_them_measured_again(
         flops, reading = {f"flops {dtype}": 1e11 for dtype in types}, {f"reading {n}": 2e10 for n in footprints}
         return {**flops, **reading, "copying": 4e10, "call": 3e-6 * factor}
 
-    monkeypatch.setattr(peaks, "_measure", measure)
-    monkeypatch.setattr(peaks, "_SLOWEST_CALL_SECONDS", 1.0)
+    monkeypatch.setattr(peaks, "measure", measure)
+    monkeypatch.setattr(peaks, "SLOWEST_CALL_SECONDS", 1.0)
     x = torch.randn(1, 3, 20, 20)
     net = fp.compile(model, x)
     assert not disturbed and net.race is not None and net.certificate is not None
@@ -165,7 +165,7 @@ def test_a_verdict_of_measured_costs_holds_for_later_compilations(monkeypatch: p
     monkeypatch.setattr(tuner, "Bench", EqualFigures)
     for name in ("_FASTER_RATIO", "_SLOWER_RATIO"):  # nothing is impossible
         monkeypatch.setattr(roofline, name, inf)
-    monkeypatch.setattr(selection, "_FAR_RATIO", inf)  # by such figures, anything may cost any number of times as much
+    monkeypatch.setattr(selection, "FAR_RATIO", inf)  # by such figures, anything may cost any number of times as much
     unlike_any_other(monkeypatch)
     races: list[int] = []
 
@@ -274,8 +274,8 @@ def test_a_race_for_which_there_is_no_time_is_left_out_and_said_so(
         return Race((1e-6,) * len(plans), 3, 0, tuple(plans))
 
     monkeypatch.setattr(selection, "race", decide)
-    monkeypatch.setattr(budget, "_SECONDS", seconds)
-    monkeypatch.setattr(budget, "_RUNS", 0)
+    monkeypatch.setattr(budget, "SECONDS", seconds)
+    monkeypatch.setattr(budget, "RUNS", 0)
     unlike_any_other(monkeypatch)
     x = torch.randn(1, 3, 20, 20)
     net = fp.compile(model, x, tune=tune)
@@ -298,7 +298,7 @@ def test_without_time_only_one_graph_is_solved_and_patience_solves_all(monkeypat
     for is_limited, graphs, missing in ((True, 1, {"optimal, batch in slices"}), (False, 2, set())):
         solved.clear()
         sliced = entrants.Variant("batch in slices", Renamed(), "", is_priced=False)
-        monkeypatch.setattr(entrants, "_VARIANTS", {"optimal, batch in slices": sliced})
+        monkeypatch.setattr(entrants, "VARIANTS", {"optimal, batch in slices": sliced})
         limit = budget.Budget(is_limited=is_limited, clock=iter(range(10_000)).__next__)
         modelled = costs.costs_for("model", weights_nbytes=0)
         field = entrants.Entrants(normal, setting, modelled, options, budget=limit)

@@ -341,7 +341,7 @@ def test_weights_that_change_all_the_time_are_not_packed_again_and_again():
 
 @pytest.mark.usefixtures("always")
 def test_each_shape_has_a_plan_of_its_own(monkeypatch):
-    monkeypatch.setattr(region, "_MOST_PLANS", 2)
+    monkeypatch.setattr(region, "MOST_PLANS", 2)
     model = network()
     run, regions = compiled(model, dynamic=True)
     with torch.no_grad():
@@ -353,7 +353,7 @@ def test_each_shape_has_a_plan_of_its_own(monkeypatch):
 
 @pytest.mark.usefixtures("always")
 def test_the_plan_that_was_used_longest_ago_goes_first(monkeypatch):
-    monkeypatch.setattr(region, "_MOST_PLANS", 2)
+    monkeypatch.setattr(region, "MOST_PLANS", 2)
     made: list[int] = []
     plain = region.compile_graph
     monkeypatch.setattr(region, "compile_graph", lambda *given, **shapes: made.append(1) or plain(*given, **shapes))

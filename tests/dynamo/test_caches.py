@@ -42,8 +42,8 @@ def token(number: int) -> torch.Tensor:
 
 
 def test_only_new_elements_are_written(monkeypatch):
-    monkeypatch.setattr(caches, "_ROOM", 4)
-    monkeypatch.setattr(caches, "_ROOM_SHARE", 0.0)
+    monkeypatch.setattr(caches, "ROOM", 4)
+    monkeypatch.setattr(caches, "ROOM_SHARE", 0.0)
     model = Step()
     run = compiled(model)
     cache = other = torch.randn(1, 2, 3, 8)

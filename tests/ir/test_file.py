@@ -329,7 +329,7 @@ def test_both_files_are_for_whom_the_mask_says(tmp_path, mask, mode):
 
 
 def test_a_document_beyond_any_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr("fmtprop.ir.file._MAX_NBYTES", 100)
+    monkeypatch.setattr("fmtprop.ir.file.MAX_NBYTES", 100)
     with pytest.raises(GraphError, match=r"needs \d+ bytes, a graph file may have 100"):
         save(chain(), tmp_path / "g.json")
     assert "cannot be read: it is larger than 100 bytes" in flawed(tmp_path, "{}" * 100)

@@ -66,8 +66,8 @@ def draw(seed: int, monkeypatch: pytest.MonkeyPatch) -> random.Random:
     torch.manual_seed(seed)
     share = draw.choice([1.0, 0.5])
     only_filtered(monkeypatch, lambda: draw.random() < share)
-    monkeypatch.setattr(trial, "_CHANNELS", 1)
-    monkeypatch.setattr(trial, "_HEIGHT", 1)
+    monkeypatch.setattr(trial, "CHANNELS", 1)
+    monkeypatch.setattr(trial, "HEIGHT", 1)
     return draw
 
 

@@ -219,7 +219,7 @@ def test_another_programs_file_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_large_weights_are_in_a_file_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "_MOST_INLINE_NBYTES", 4096)
+    monkeypatch.setattr(export, "MOST_INLINE_NBYTES", 4096)
     graph = fp.from_torch(network(), torch.rand(1, 3, 8, 8))
     path = tmp_path / "m.onnx"
     for _ in range(2):

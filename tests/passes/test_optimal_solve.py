@@ -374,7 +374,7 @@ def test_elimination_of_random_problems() -> None:
 
 
 def test_a_choice_is_improved_with_few_values_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fmtprop.passes.optimal.elimination._LARGE_TABLE", 4096)
+    monkeypatch.setattr("fmtprop.passes.optimal.elimination.LARGE_TABLE", 4096)
     for seed in range(3):
         problem = network(random.Random(seed), 40)
         table, best = ReorderTable(problem.reorders), solve(problem, time_limit=math.inf).objective

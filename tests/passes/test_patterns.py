@@ -1,4 +1,4 @@
-"""The small pattern rewrites: padding, channel shuffle, flatten, deconvolutions of one pixel."""
+"""The small pattern rewrites: padding, channel shuffle, deconvolutions of one pixel."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from fmtprop.ops import Permute, Reshape
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.host_call import HostCall
-from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.pad import Pad
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.shuffle import Shuffle
-from fmtprop.passes.rewrites.absorb_flatten import AbsorbFlatten
 from fmtprop.passes.rewrites.channel_shuffle import RecogniseShuffle
 from fmtprop.passes.rewrites.deconvolve_pixels import DeconvolvePixels
 from fmtprop.passes.rewrites.delay_reshapes import DelayReshapes
@@ -164,37 +162,6 @@ def test_a_shuffle_whose_inside_is_read_stays():
     value = shuffled(build, build.input(2, 12, 3), (2, 3, 4, 3), (0, 2, 1, 3), (2, 12, 3))
     graph = build.output(value, *build.graph.inputs("join").values())
     assert summary(rewrite(graph, RecogniseShuffle())) == ["split", "exchange", "join"]
-
-
-# ---------------------------------------------------------------- flatten
-
-
-def test_an_inner_product_reads_the_image_itself():
-    build = Builder()
-    flat = build.op("reshape", Reshape((2, 60)), "flat", src=build.input(2, 3, 4, 5))
-    weights = build.random(7, 60)
-    graph = build.output(build.op("inner_product", InnerProduct(), "fc", src=flat, weights=build.constant(weights)))
-    absorbed = rewrite(graph, AbsorbFlatten())
-    assert summary(absorbed) == ["fc"]
-    shaped = absorbed.constants[absorbed.inputs("fc")["weights"].node]
-    assert shaped.shape == (7, 3, 4, 5) and shaped.data_ptr() == weights.data_ptr()
-
-
-@pytest.mark.parametrize(("dims", "flat"), [((2, 3, 10), (3, 20)), ((60,), (2, 30)), ((0, 6, 2), (0, 2))])
-def test_a_reshape_that_is_no_flattening_stays(dims, flat):
-    build = Builder()
-    value = build.op("reshape", Reshape(flat), "flat", src=build.input(*dims))
-    weights = build.constant(build.random(7, flat[1]))
-    graph = build.output(build.op("inner_product", InnerProduct(), "fc", src=value, weights=weights))
-    assert summary(rewrite(graph, AbsorbFlatten())) == ["flat", "fc"]
-
-
-def test_computed_weights_stay_flat():
-    build = Builder()
-    value = build.op("reshape", Reshape((2, 60)), "flat", src=build.input(2, 3, 4, 5))
-    weights = build.input(7, 60, name="w")
-    graph = build.output(build.op("inner_product", InnerProduct(), "fc", src=value, weights=weights))
-    assert summary(rewrite(graph, AbsorbFlatten())) == ["flat", "fc"]
 
 
 # ---------------------------------------------------------------- deconvolutions of one pixel

@@ -94,6 +94,6 @@ def check(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=() if n < 24 else pytest.mark.slow) for n in range(400)])
 def test_no_choice_breaks_a_rule(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_CHANNELS", 2)
-    monkeypatch.setattr(trial, "_HEIGHT", 2)
+    monkeypatch.setattr(trial, "CHANNELS", 2)
+    monkeypatch.setattr(trial, "HEIGHT", 2)
     check(seed)

@@ -86,7 +86,7 @@ def test_errors_grow_as_a_tile_says(rows, taps, most):
     tile = Tile.make(rows, taps)
     assert tile.growth <= most
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fmtprop.passes.variants.winograd._ROWS", {taps: (rows,)})
+        patch.setattr("fmtprop.passes.variants.winograd.ROWS", {taps: (rows,)})
         result = Winograd().run(normal)
     x = torch.randn(1, channels, height, 40, generator=torch.Generator().manual_seed(3))
     data = next(iter(normal.constants.values()))
@@ -358,7 +358,7 @@ def test_of_many_layers_those_with_most_work_are_tried(monkeypatch):
     y = b.input(1, 16, 12, 12)
     for width in (32, 16, 24, 48, 17):
         y = b.conv(y, width, f"conv_{width}", kernel=3, pad_l=1)
-    monkeypatch.setattr(trial, "_MOST_DISTINCT", 4)  # of each layer two tiles, one for a bound of errors
+    monkeypatch.setattr(trial, "MOST_DISTINCT", 4)  # of each layer two tiles, one for a bound of errors
     composed = expansions(b.output(y), solver({}))
     # 24 x 48 and 48 x 17 channels; 16 x 24, 32 x 16 and 16 x 32 are fewer products
     assert composed.keys() == {"conv_48", "conv_17"} and all(len(found) == 2 for found in composed.values())

@@ -274,7 +274,7 @@ def test_overlap_is_found_between_strided_tensors():
 def test_what_is_too_hard_to_tell_apart_counts_as_overlapping(monkeypatch):
     from fmtprop.runtime import boundary
 
-    monkeypatch.setattr(boundary, "_OVERLAP_STEPS", 0)
+    monkeypatch.setattr(boundary, "OVERLAP_STEPS", 0)
     net = fp.compile(nn.ReLU(), torch.ones(10, 10, 10))
     x = torch.ones(3000)[::3].view(10, 10, 10)
     with pytest.raises(fp.InputError, match="shares memory with input"):

@@ -33,7 +33,7 @@ class Rows(nn.Module):
 
 def compiled(net: nn.Module, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch, **options: object) -> fp.CompiledModel:
     torch.manual_seed(0)
-    monkeypatch.setattr(module, "_LARGE_NBYTES", 1 << 16)
+    monkeypatch.setattr(module, "LARGE_NBYTES", 1 << 16)
     return fp.compile(net.eval(), x, confirm=False, winograd=False, **options)
 
 
@@ -65,7 +65,7 @@ def test_images_of_a_matrix_product_are_cut(monkeypatch) -> None:
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return x @ y
 
-    monkeypatch.setattr(module, "_LARGE_NBYTES", 1 << 16)
+    monkeypatch.setattr(module, "LARGE_NBYTES", 1 << 16)
     net = fp.compile(Products(), (torch.randn(200, 8, 16), torch.randn(200, 16, 24)), verify="off")
     (product,) = [step.node for step in net.plan.steps if step.node.op == "matmul"]
     small = cut_down(product, OneDnnTarget())
@@ -74,7 +74,7 @@ def test_images_of_a_matrix_product_are_cut(monkeypatch) -> None:
 
 @pytest.mark.usefixtures("own_cache")
 def test_rows_of_a_linear_layer_are_cut_and_sizes_with_the_same_rest_are_checked_once(monkeypatch) -> None:
-    monkeypatch.setattr(module, "_LARGE_NBYTES", 1 << 14)
+    monkeypatch.setattr(module, "LARGE_NBYTES", 1 << 14)
     torch.manual_seed(0)
     tokens, layer = Dim("tokens", min=2, max=400), nn.Linear(64, 48).eval()
     net = fp.compile(layer, torch.randn(1, 101, 64), dynamic_shapes=({1: tokens},), tune="model", confirm=False)

@@ -211,7 +211,7 @@ def test_the_model_runs_on_all_threads_beside_its_pool(model):
 def test_streams_are_single_even_where_torch_has_another_openmp(model, monkeypatch):
     from fmtprop.runtime import threads
 
-    monkeypatch.setattr(threads, "_torch_governs", lambda: False)
+    monkeypatch.setattr(threads, "torch_governs", lambda: False)
     module, net = model
     xs = images(4)
     with net.throughput(2) as pool:

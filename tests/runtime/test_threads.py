@@ -206,7 +206,7 @@ def test_running_with_a_number_ends():
 
 
 def test_where_torch_has_another_openmp_its_number_is_passed_on(monkeypatch):
-    monkeypatch.setattr(threading_plans, "_torch_governs", lambda: False)
+    monkeypatch.setattr(threading_plans, "torch_governs", lambda: False)
     torch.set_num_threads(2)
     assert current_threads() == 2 == dnnl.lib().threads
 

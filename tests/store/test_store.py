@@ -156,7 +156,7 @@ def test_a_senseless_figure_is_left_out_even_with_a_right_checksum(path: Path, v
 
 
 def test_the_oldest_records_go(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "_MOST_RECORDS", 3)
+    monkeypatch.setattr(database, "MOST_RECORDS", 3)
     store = Store(path)
     for key in "abcd":
         store.add_figures({key: 1.0})

@@ -673,7 +673,7 @@ def test_more_shapes_than_pytorch_allows(monkeypatch):
     for rows in range(3, 11):
         x = torch.randn(rows, 4)
         torch.testing.assert_close(ours(x), theirs(x))
-    monkeypatch.setattr("fmtprop.training.module._MOST_PLANS", 9)
+    monkeypatch.setattr("fmtprop.training.module.MOST_PLANS", 9)
     with pytest.raises(InputError, match=r"Linear has 9 plans: .* Pad the inputs"):
         ours(torch.randn(20, 4))
 

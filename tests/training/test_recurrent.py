@@ -226,8 +226,14 @@ def test_layers_without_a_primitive_train():
         torch.testing.assert_close(mine.grad, theirs.grad)
 
 
-def refuse(*_):
-    raise DnnlError("dnnl_rnn_backward_primitive_desc_create", "unimplemented")
+@pytest.fixture
+def no_gradients(monkeypatch):
+    """oneDNN has no gradient of recurrent layers."""
+
+    def refuse(*_):
+        raise DnnlError("dnnl_rnn_backward_primitive_desc_create", "unimplemented")
+
+    monkeypatch.setattr(recurrent_training, "_gradient", refuse)
 
 
 def in_bf16(run, module, x):
@@ -244,10 +250,10 @@ def in_bf16(run, module, x):
     ("kind", "way"),
     [*product(KINDS, ["dtype", "autocast"]), ("LSTM", "module"), ("LSTM", "reference"), ("RNN", "reference")],
 )
-def test_bf16_is_as_accurate_as_pytorch(kind, way, monkeypatch):
+def test_bf16_is_as_accurate_as_pytorch(kind, way, request):
     """By ``dtype``, under autocast, of a module in bf16, and by PyTorch's operators in oneDNN's place."""
     if way == "reference":
-        monkeypatch.setattr(recurrent_training, "_gradient", refuse)
+        request.getfixturevalue("no_gradients")
     torch.manual_seed(0)
     module, x = Net(kind, **OPTIONS["deep"]), torch.randn(6, 4, 7)
     expected, wide = in_bf16(module, module, x)
@@ -269,17 +275,16 @@ def test_bf16_is_as_accurate_as_pytorch(kind, way, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "options"), [*product(KINDS, ["deep"]), ("LSTM", "batch first"), ("GRU", "without bias"), ("RNN", "plain")]
 )
-def test_without_a_gradient_both_passes_run_in_pytorch(kind, options, monkeypatch):
-    monkeypatch.setattr(recurrent_training, "_gradient", refuse)
+@pytest.mark.usefixtures("no_gradients")
+def test_without_a_gradient_both_passes_run_in_pytorch(kind, options):
     module, args = Net(kind, **OPTIONS[options]), (torch.randn(6, 5, 7),)
     net = fp.compile(module, args, training=True, tune="model", confirm=False)
     check(net, module, args)
     assert targets(net, kind) == {"reference"}
 
 
-def test_results_that_pytorch_makes_are_copied_into_a_concat(monkeypatch):
-    monkeypatch.setattr(recurrent_training, "_gradient", refuse)
-
+@pytest.mark.usefixtures("no_gradients")
+def test_results_that_pytorch_makes_are_copied_into_a_concat():
     class Both(nn.Module):
         def __init__(self):
             super().__init__()

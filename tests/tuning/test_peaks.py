@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import warnings
-from itertools import pairwise
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain, pairwise, repeat
 from math import isfinite
 from pathlib import Path
 
@@ -36,7 +38,7 @@ def test_they_are_measured_once(tmp_path: Path, measured_peaks: Peaks, monkeypat
         found |= {f"reading {size}": figure for size, figure in measured_peaks.reading.items()}
         return found | {"copying": measured_peaks.copying, "call": measured_peaks.call}
 
-    monkeypatch.setattr(module, "_measure", measure)
+    monkeypatch.setattr(module, "measure", measure)
     path = tmp_path / "store.sqlite"
     assert peaks(Store(path)) == measured_peaks == peaks(Store(path))
     assert len(calls) == 1
@@ -53,7 +55,7 @@ def test_only_as_much_memory_is_read_as_matters(
         found |= {f"reading {size}": measured_peaks.reading[size] * len(calls) for size in footprints}
         return found | {"copying": measured_peaks.copying, "call": measured_peaks.call}
 
-    monkeypatch.setattr(module, "_measure", measure)
+    monkeypatch.setattr(module, "measure", measure)
     path, (near, middle, far) = tmp_path / "store.sqlite", FOOTPRINTS
     small = peaks(Store(path), near + 1)
     assert calls == [(near, middle)] and small.reading.keys() == {near, middle}
@@ -71,7 +73,7 @@ def test_what_no_machine_has_is_not_remembered(tmp_path: Path, monkeypatch: pyte
         busy = {f"flops {dtype}": 1e6 for dtype in types} | {f"reading {size}": 1e6 for size in FOOTPRINTS}
         return busy | {"copying": 1e6, "call": 0.1}
 
-    monkeypatch.setattr(module, "_measure", measure)
+    monkeypatch.setattr(module, "measure", measure)
     store = Store(tmp_path / "store.sqlite")
     found = peaks(store)
     assert found.flops[DataType.F32] > 1e9 and found.memory >= 1e9 and found.copying >= 1e9 and found.call < 0.01
@@ -84,7 +86,7 @@ def test_a_machine_that_cannot_keep_them_gets_them_with_a_warning(
     known = {f"flops {dtype}": figure for dtype, figure in measured_peaks.flops.items()}
     known |= {f"reading {size}": figure for size, figure in measured_peaks.reading.items()}
     known |= {"copying": measured_peaks.copying, "call": measured_peaks.call}
-    monkeypatch.setattr(module, "_measure", lambda types, footprints: known)
+    monkeypatch.setattr(module, "measure", lambda types, footprints: known)
     blocker = tmp_path / "file"
     blocker.touch()
     with warnings.catch_warnings(record=True) as caught:
@@ -96,11 +98,13 @@ def test_a_machine_that_cannot_keep_them_gets_them_with_a_warning(
 class Clock:
     """A machine that is disturbed at first: arithmetic is slower by a factor until a time. An attempt takes 20 ms."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, until: float, factor: float) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, until: float, factor: float, rates: Sequence[float] = ()
+    ) -> None:
         self.seconds, self.until, self.factor = 0.0, until, factor
-        monkeypatch.setattr(module, "perf_counter", lambda: self.seconds)
-        monkeypatch.setattr(module, "sleep", self.wait)
-        monkeypatch.setattr(module, "_attempt", self.attempt)
+        self.rates = chain(rates, repeat(3e10))
+        measured = partial(module.measure, attempt=self.attempt, now=lambda: self.seconds, pause=self.wait)
+        monkeypatch.setattr(module, "measure", measured)
 
     def wait(self, seconds: float) -> None:
         self.seconds += seconds
@@ -109,7 +113,7 @@ class Clock:
         slower = self.factor if self.seconds < self.until else 1.0
         self.seconds += 0.02
         found = {f"flops {dtype}": 2e11 / slower for dtype in types} | {f"reading {size}": 3e10 for size in footprints}
-        return found | {"copying": 6e10, "call": 2e-6 * slower}
+        return found | {"copying": 6e10, "call": 2e-6 * slower, f"reading {FOOTPRINTS[1]}": next(self.rates)}
 
 
 def test_one_disturbed_moment_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,13 +133,7 @@ def test_one_figure_that_no_other_attempt_reaches_is_noise(tmp_path: Path, monke
 def test_footprints_that_only_sometimes_fit_into_the_cache_take_no_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(monkeypatch, until=60.0, factor=1.0)
-    rates = iter((3.0e10, 4.2e10, 3.3e10))
-
-    def attempt(types: list[DataType], footprints: tuple[int, ...], memory: object) -> dict[str, float]:
-        return {**clock.attempt(types, footprints, memory), f"reading {FOOTPRINTS[1]}": next(rates)}
-
-    monkeypatch.setattr(module, "_attempt", attempt)
+    clock = Clock(monkeypatch, until=60.0, factor=1.0, rates=(3.0e10, 4.2e10, 3.3e10))
     assert peaks(Store(tmp_path / "store.sqlite")).reading[FOOTPRINTS[1]] == 3e10, "limited by the smaller footprint"
     assert clock.seconds < 0.2
 

@@ -37,7 +37,7 @@ _PRODUCER: Final = "fmtprop"
 #: the beginning of a file that this module wrote: IR version and producer
 OURS: Final = re.compile(rb"\x08.\x12\x07" + _PRODUCER.encode(), re.DOTALL)
 #: larger weights are in a separate file: protobuf's limit is 2 GiB
-_MOST_INLINE_NBYTES: Final = 1 << 30
+MOST_INLINE_NBYTES: Final = 1 << 30
 #: a pattern that matches no file
 _NOTHING: Final = re.compile(rb"(?!)")
 _NARROW: Final = frozenset({DataType.BF16, DataType.F16})
@@ -51,7 +51,7 @@ def save(graph: Graph, path: Path) -> None:
     """
     check_replaceable(path, OURS)
     model = model_of(graph)
-    large = sum(len(proto.raw_data) for proto in model.graph.initializer) > _MOST_INLINE_NBYTES
+    large = sum(len(proto.raw_data) for proto in model.graph.initializer) > MOST_INLINE_NBYTES
     if not large:
         checker.check_model(model, full_check=True)
         with replacing(path, OURS) as temporary:

@@ -35,7 +35,7 @@ Formats: TypeAlias = frozenset[Format]
 _MANY_ENTRIES, _MANY_SETS = 1 << 24, 128
 
 #: entries of one table while a choice is improved: with a larger one, a variable keeps its value
-_LARGE_TABLE = 1 << 15
+LARGE_TABLE = 1 << 15
 
 
 class _TooWideError(Exception):
@@ -225,7 +225,7 @@ def _minimum(tables: Iterable[_Table], kept: Counter[Variable] | None) -> tuple[
         entries, _, variable = heapq.heappop(queue)
         if variable not in around or entries != _entries(around[variable]):
             continue  # eliminated, or queued again since
-        if kept is not None and entries > _LARGE_TABLE:
+        if kept is not None and entries > LARGE_TABLE:
             scope = dict.fromkeys(v for table in around[variable] for v in table.scope)
             hub = min(scope, key=lambda v: (kept[v], -_entries(around[v]), number[v]))
             kept[hub] += 1

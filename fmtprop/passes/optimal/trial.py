@@ -26,10 +26,10 @@ from fmtprop.passes.variants.expand import ExpandingPass, constant_behind
 from fmtprop.passes.variants.winograd import Winograd
 
 #: most distinct nodes to try, those with the most work first: each takes about 30 ms, and most others gain little
-_MOST_DISTINCT = 96
+MOST_DISTINCT = 96
 
 #: convolutions with fewer channels or rows cannot gain by filtering and are not tried
-_CHANNELS, _HEIGHT = 16, 4
+CHANNELS, HEIGHT = 16, 4
 
 
 def expansions(
@@ -126,7 +126,7 @@ def _alike(graph: Graph, rewrites: Sequence[ExpandingPass], spreads: bool) -> li
             kind = (rewrite, node.op, node.attrs, tail, tuple(types), node.results)
             alike.setdefault(kind, _Alike(rewrite, growth, [])).nodes.append(node)
     work = {kind: len(one.nodes) * _work(graph, one.nodes[0]) for kind, one in alike.items()}
-    heaviest = set(sorted(work, key=lambda kind: -work[kind])[:_MOST_DISTINCT])
+    heaviest = set(sorted(work, key=lambda kind: -work[kind])[:MOST_DISTINCT])
     return [one for kind, one in alike.items() if kind in heaviest]
 
 
@@ -145,7 +145,7 @@ def _is_another(graph: Graph, node: Node, rewrite: Winograd) -> bool:
 
 def _is_large(graph: Graph, node: Node) -> bool:
     outputs, inputs, *_ = graph.type_of(graph.inputs(node.name)["weights"]).dims
-    return min(outputs, inputs) >= _CHANNELS and node.results[0].dims[2] >= _HEIGHT
+    return min(outputs, inputs) >= CHANNELS and node.results[0].dims[2] >= HEIGHT
 
 
 def _add(

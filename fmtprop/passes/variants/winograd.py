@@ -45,7 +45,7 @@ _POINTS: Mapping[int, tuple[float, ...]] = {
 }
 
 #: rows of the kernel -> rows of the result in a tile; more points would cost more accuracy
-_ROWS = {3: (6, 4, 2), 5: (4, 2), 7: (2,)}
+ROWS = {3: (6, 4, 2), 5: (4, 2), 7: (2,)}
 
 #: factor of the result's error over its products' errors, from the sums of a tile before and after them (random
 #: numbers, 64 to 256 channels: 1.15 to 1.2)
@@ -190,13 +190,13 @@ def _tile_of(graph: Graph, node: Node, most: float) -> Tile | None:
     inputs = graph.inputs(node.name)
     weights = graph.type_of(inputs["weights"])
     if (
-        weights.dims[2] not in _ROWS
+        weights.dims[2] not in ROWS
         or weights.dims[not window.turned] < 2  # a depthwise convolution of one channel would be an ordinary one
         or not is_f32(graph, node)
         or not has_varying_source(graph, node, window.source)
     ):
         return None
-    tiles = [tile for rows in _ROWS[weights.dims[2]] if (tile := Tile.make(rows, weights.dims[2])).growth <= most]
+    tiles = [tile for rows in ROWS[weights.dims[2]] if (tile := Tile.make(rows, weights.dims[2])).growth <= most]
     return _cheapest(tiles, node.results[0].dims, _leading(graph, node) < len(node.post_ops)) if tiles else None
 
 
