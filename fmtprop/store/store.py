@@ -127,14 +127,15 @@ class Store:
             return
         with self._lock.current:
             new: database.Records = {(kind, key): value for key, value in values.items()}
-            self._records.update(new)
             self._unsaved.update(new)
             try:
                 damaged = self._damage != ""
                 database.write(self.path, self._unsaved, sync=sync, damaged=damaged, timeout=self._timeout)
                 self._damage = ""
                 self._unsaved.clear()
+                self._records.update(new)
             except OSError as error:
+                self._records = {**self._records, **new}  # other stores share the old ones, which are in the file
                 self._warn(f"cannot write the cache {self.path} ({error.strerror}); its records are kept in memory")
 
     def _warn(self, message: str) -> None:

@@ -366,6 +366,7 @@ def test_what_is_read_only_costs_one_warning(path: Path, what: str) -> None:
 def test_a_full_disk_leaves_the_old_records(path: Path) -> None:
     """As good as one: the system refuses every byte beyond what the old file has."""
     fill(path)
+    time.sleep(0.05)  # the file is at rest, so stores share its records
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, limits[1]))
     try:
