@@ -14,6 +14,7 @@ from fmtprop.jit import LookupKernel
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import Binary, Eltwise, FakeQuantize, Reshape, emit
 from fmtprop.ops.evaluate import evaluate, evaluate_node
+from fmtprop.ops.host_call import host_call
 from fmtprop.ops.lookup import Lookup, numbers_of
 from fmtprop.passes.precision.mark_grids import MarkGrids
 from fmtprop.passes.rewrites.delay_reshapes import DelayReshapes
@@ -75,6 +76,31 @@ def test_factors_of_single_numbers_are_a_part_of_the_function():
     found = tabulated(graph, last(graph))
     assert found is not None and isinstance(found.node.attrs, Lookup)
     assert found.node.attrs.table[:6] == (0, 0, 0, 1, 1, 1)  # halves to even
+
+
+def gelu():
+    """Return x · (1 + erf(x / sqrt(2))) / 2 with a rounding of each result: PyTorch alone has erf."""
+    graph = Graph("gelu")
+
+    def rounded(value, *grid):
+        return emit(graph, "fake_quantize", {"src": value}, FakeQuantize(*grid))
+
+    x = rounded(graph.input("x", TensorType(DIMS)), 0.05, -117, 138)
+    scaled = emit(graph, "eltwise", {"src": x}, Eltwise("linear", 2**-0.5))
+    attrs, inputs = host_call("aten.erf.default", {"self": scaled})
+    gate = rounded(emit(graph, "aten", inputs, attrs), 1 / 128, -128, 127)
+    gate = rounded(emit(graph, "eltwise", {"src": gate}, Eltwise("linear", 1.0, 1.0)), 1 / 128, 0, 255)
+    product = rounded(emit(graph, "binary", {"src_0": x, "src_1": gate}, Binary("mul")), 0.08, -7, 248)
+    graph.output(rounded(emit(graph, "eltwise", {"src": product}, Eltwise("linear", 0.5)), 0.04, -7, 248))
+    return MarkGrids().run(graph)
+
+
+def test_a_function_may_have_steps_of_pytorch():
+    graph = gelu()
+    found = tabulated(graph, last(graph))
+    assert found is not None and len(found.covers) == 9
+    numbers = torch.randn(DIMS, generator=torch.Generator().manual_seed(0)) * 3
+    assert torch.equal(fp.compile(graph, confirm=False)(numbers), evaluate(graph, {"x": numbers})[0])
 
 
 def test_a_rounding_moves_before_a_reshape():

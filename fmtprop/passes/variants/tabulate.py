@@ -14,16 +14,17 @@ from fmtprop.ir.node import NO_GRIDS, Node, Value
 from fmtprop.ir.op import opdef
 from fmtprop.ir.ports import result_names
 from fmtprop.ops.evaluate import evaluate_node
+from fmtprop.ops.host_call import HostCall, is_elementwise
 from fmtprop.ops.lookup import Lookup, numbers_of
 from fmtprop.passes.editing import constant, is_constant
 from fmtprop.passes.variants.depthwise_fusion import Fused
 
-#: most nodes of a function: x · clip(x + 3, 0, 6) / 6, each with a rounding, are eight
-_MOST_NODES = 8
+#: most nodes of a function: x · (1 + erf(x / sqrt(2))) / 2, each with a rounding, are ten
+_MOST_NODES = 12
 
 
 def tabulated(graph: Graph, node: Node) -> Fused | None:
-    """Return one node that looks the results of a few element-wise nodes up.
+    """Return one node that looks the results of element-wise nodes up: as many as make one function.
 
     Result: None if the node's result is on no grid, or if it is no function of one tensor on a grid. The pattern: all
     nodes are element-wise, their other operands are single numbers, and no other node reads what is between.
@@ -31,27 +32,44 @@ def tabulated(graph: Graph, node: Node) -> Fused | None:
     grid = _grid_of(graph, Value(node.name)) if _is_elementwise(node) else None
     if grid is None:
         return None
-    covers, found = [node.name], _variables(graph, node)
-    while found is not None and len(covers) <= _MOST_NODES:
-        if len(found) == 1:
-            (source,) = found
-            read = _grid_of(graph, source)
-            if read is not None and graph.type_of(source) == node.results[0]:
-                attrs = Lookup.of(read, grid, _results(graph, covers, source, read))
-                grids = {"src": read, "dst": grid}
-                whole = Node(node.name, "lookup", attrs, node.results, origin=node.origin, grids=grids)
-                return Fused(whole, {"src": source}, tuple(reversed(covers)))
-        inner = next((value for value in found if _is_between(graph, value, node, covers)), None)
-        if inner is None:
-            return None
-        covers.append(inner.node)
-        more = _variables(graph, graph.node(inner.node))
-        found = None if more is None else (found - {inner}) | more
-    return None
+    covers, whole = [node.name], None
+    outside = _variables(graph, node)
+    while outside is not None and len(covers) <= _MOST_NODES:
+        if len(outside) == 1:
+            (source,) = outside
+            if _grid_of(graph, source) is not None and graph.type_of(source) == node.results[0]:
+                whole = source, tuple(covers)
+        inner = [value for value in outside if _is_between(graph, value, node, covers)]
+        if not inner:
+            break
+        latest = _latest(graph, inner)
+        covers.append(latest.node)
+        more = _variables(graph, graph.node(latest.node))
+        outside = None if more is None else (outside - {latest}) | more
+    return None if whole is None else _lookup(graph, node, grid, *whole)
+
+
+def _lookup(graph: Graph, last: Node, grid: Grid, source: Value, covers: tuple[str, ...]) -> Fused:
+    """Return the table of nodes, the last one first."""
+    read = _grid_of(graph, source)
+    assert read is not None
+    attrs = Lookup.of(read, grid, _results(graph, covers, source, read))
+    node = Node(last.name, "lookup", attrs, last.results, origin=last.origin, grids={"src": read, "dst": grid})
+    return Fused(node, {"src": source}, covers[::-1])
 
 
 def _is_elementwise(node: Node) -> bool:
-    return not node.is_boundary and opdef(node.op).elementwise and len(node.results) == 1 and not node.exact
+    if node.is_boundary or len(node.results) != 1 or node.exact:
+        return False
+    return is_elementwise(node.attrs) if isinstance(node.attrs, HostCall) else opdef(node.op).elementwise
+
+
+def _latest(graph: Graph, values: list[Value]) -> Value:
+    """Return the value that is made last: none of the others is made of it."""
+    if len(values) == 1:
+        return values[0]
+    rank = {node.name: index for index, node in enumerate(graph.nodes())}
+    return max(values, key=lambda value: rank[value.node])
 
 
 def _is_between(graph: Graph, value: Value, last: Node, covers: list[str]) -> bool:
@@ -77,7 +95,7 @@ def _grid_of(graph: Graph, value: Value) -> Grid | None:
     return None if grid is None or grid.varies else grid
 
 
-def _results(graph: Graph, covers: list[str], source: Value, grid: Grid) -> torch.Tensor:
+def _results(graph: Graph, covers: tuple[str, ...], source: Value, grid: Grid) -> torch.Tensor:
     """Return the results of nodes for all numbers of their source."""
     known = {source: numbers_of(grid).reshape((1,) * (graph.type_of(source).ndim - 1) + (-1,))}
     for name in reversed(covers):
