@@ -111,6 +111,8 @@ class Bytes(Enum):
     COMBINED = "combined"
     #: it looks each byte up, so no scale is left
     TABULATED = "tabulated"
+    #: it computes with the numbers of one source, and rounds if its result is on a grid
+    NORMALIZED = "normalized"
 
 
 def each_image(attrs: Attrs, batch: int, images: int) -> Attrs | None:

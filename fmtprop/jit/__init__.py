@@ -8,9 +8,10 @@ from fmtprop.jit.arguments import CHUNK_NBYTES
 from fmtprop.jit.bag import BagKernel
 from fmtprop.jit.batch_norms import BatchNormKernel
 from fmtprop.jit.calls import Call, CallList
-from fmtprop.jit.combine import CombineKernel, Quantized
+from fmtprop.jit.combine import CombineKernel
 from fmtprop.jit.denormals import flushed
 from fmtprop.jit.depthwise import DepthwiseKernel
+from fmtprop.jit.ends import Quantized, Rounding
 from fmtprop.jit.gather import GatherKernel
 from fmtprop.jit.gemv import GemvKernel, Tail
 from fmtprop.jit.given_norm import GivenNormKernel
@@ -21,9 +22,11 @@ from fmtprop.jit.memory import no_code
 from fmtprop.jit.nbits import DecodeKernel, NBitsKernel
 from fmtprop.jit.norms import GroupNormKernel
 from fmtprop.jit.quantize_rows import QuantizeRowsKernel
-from fmtprop.jit.rms_norm import RmsNormKernel
 from fmtprop.jit.rotary import RotaryKernel
+from fmtprop.jit.round import RoundKernel
+from fmtprop.jit.row_norm import RowNormKernel
 from fmtprop.jit.rows import AverageKernel, BroadcastKernel, FoldKernel, broadcast_kernel_for
+from fmtprop.jit.softmax import SoftmaxKernel
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, offered
 from fmtprop.jit.tiles import no_tiles
 from fmtprop.jit.watch import Words
@@ -51,8 +54,11 @@ __all__ = [
     "NBitsKernel",
     "QuantizeRowsKernel",
     "Quantized",
-    "RmsNormKernel",
     "RotaryKernel",
+    "RoundKernel",
+    "Rounding",
+    "RowNormKernel",
+    "SoftmaxKernel",
     "StandaloneKernel",
     "StandaloneWork",
     "Tail",

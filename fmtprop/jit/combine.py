@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fmtprop.jit.arguments import UNROLLED, Arguments, FloatVector, filled
+from fmtprop.jit.ends import Quantized
 from fmtprop.jit.isa import AVX512
 from fmtprop.jit.kernel import Kernel, isa, serves, threads_for
 from fmtprop.jit.rows import BroadcastKernel
@@ -33,17 +34,6 @@ class CombineArguments(Arguments):
         *((name, FloatVector) for name in VECTORS[:-1]),
         ("zero", c_int32 * 16),
     )
-
-
-@dataclass(frozen=True)
-class Quantized:
-    """What the bytes of a tensor mean: ``(byte - zero) · scale``."""
-
-    #: signed or unsigned bytes
-    dtype: DataType
-    scale: float
-    #: the byte that stands for 0
-    zero: int
 
 
 @dataclass(frozen=True)

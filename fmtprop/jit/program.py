@@ -158,23 +158,31 @@ class Program(Assembler):
         self.load(free, place)
         return free
 
-    def across(self, chains: list[int]) -> None:
-        """Add up the numbers of vectors; the sum is the first number of register 0, and register 1 is lost."""
+    def across(self, chains: list[int], operation: str = "VADDPS") -> None:
+        """Add up the numbers of vectors, or join them by ``"VMAXPS"``; the result is the first number of register 0.
+
+        Register 1 is lost.
+        """
         first, *others = chains
         total = self.register(0)
         if first != total and not others:
             self.v("VMOVUPS", total, first)
         for chain in others:
-            self.v("VADDPS", total, first, chain)
+            self.v(operation, total, first, chain)
             first = total
         x, y = Register.XMM0, Register.XMM1
         if self.isa.nbytes == 64:
             self._half(Code.EVEX_VEXTRACTF64X4_YMMM256_K1Z_ZMM_IMM8, Register.YMM1, Register.ZMM0)
-            self.emit("VEX_VADDPS_YMM_YMM_YMMM256", Register.YMM0, Register.YMM0, Register.YMM1)
+            self.emit(f"VEX_{operation}_YMM_YMM_YMMM256", Register.YMM0, Register.YMM0, Register.YMM1)
         self._half(Code.VEX_VEXTRACTF128_XMMM128_YMM_IMM8, y, Register.YMM0)
-        self.emit("VEX_VADDPS_XMM_XMM_XMMM128", x, x, y)
-        for _ in range(2):
-            self.emit("VEX_VHADDPS_XMM_XMM_XMMM128", x, x, x)
+        self.emit(f"VEX_{operation}_XMM_XMM_XMMM128", x, x, y)
+        if operation == "VADDPS":
+            for _ in range(2):
+                self.emit("VEX_VHADDPS_XMM_XMM_XMMM128", x, x, x)
+            return
+        for order in (0b01001110, 0b10110001):
+            self._add(Instruction.create_reg_reg_u32(Code.VEX_VPSHUFD_XMM_XMMM128_IMM8, y, x, order))
+            self.emit(f"VEX_{operation}_XMM_XMM_XMMM128", x, x, y)
 
     def _half(self, code: Any, half: Any, whole: Any) -> None:
         self._add(Instruction.create_reg_reg_u32(code, half, whole, 1))

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Cost, Reads, each_image
+from fmtprop.ir.facets import Bytes, Cost, Reads, each_image
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Primitive, Sample
@@ -338,8 +338,12 @@ LAYER_NORMALIZATION = OpDef(
     reference=reference_layer,
     primitive=_primitive("LayerNormalization", "layer_normalization"),
     spreads=True,
+    bytes=lambda attrs: Bytes.NORMALIZED,
     cost=Cost(lambda attrs, gathered: 8.0, pytorch=0.2),
     reads=Reads.ROWS,
+    # a rounding, by a kernel of our own alone
+    post_ops=frozenset({"eltwise"}),
+    absorbs=False,
     inplace=frozenset({"src"}),
     short="ln",
     samples=samples_layer,

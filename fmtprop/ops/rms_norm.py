@@ -13,7 +13,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Cost, Reads
+from fmtprop.ir.facets import Bytes, Cost, Reads
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
@@ -102,6 +102,10 @@ RMS_NORMALIZATION = OpDef(
     infer=infer,
     reference=reference,
     spreads=True,
+    bytes=lambda attrs: Bytes.NORMALIZED,
+    # a rounding, by a kernel of our own alone
+    post_ops=frozenset({"eltwise"}),
+    absorbs=False,
     cost=Cost(lambda attrs, gathered: 4.0, pytorch=0.15),
     reads=Reads.ROWS,
     inplace=frozenset({"src"}),

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Cost, Reads, each_image_across_axis
+from fmtprop.ir.facets import Bytes, Cost, Reads, each_image_across_axis
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
@@ -126,6 +126,7 @@ SOFTMAX = OpDef(
     primitive=primitive_of("Softmax"),
     sliced=each_image_across_axis,
     reads=Reads.ROWS,
+    bytes=lambda attrs: Bytes.NORMALIZED if attrs.alg == "accurate" else Bytes.NEVER,
     cost=Cost(lambda attrs, gathered: 30.0, pytorch=0.15, across=0.25),
     loses=loses,
     # oneDNN takes binary ones too, but then only its slow reference code is left.

@@ -10,7 +10,10 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from fmtprop.errors import UnsupportedOpError
+from fmtprop.ir.facets import Bytes
+from fmtprop.ir.grid import Grid
 from fmtprop.ir.node import Node
+from fmtprop.ir.op import loses_special_values, opdef
 from fmtprop.jit import (
     AverageKernel,
     BagKernel,
@@ -24,8 +27,11 @@ from fmtprop.jit import (
     LookupKernel,
     Quantized,
     QuantizeRowsKernel,
-    RmsNormKernel,
     RotaryKernel,
+    Rounding,
+    RoundKernel,
+    RowNormKernel,
+    SoftmaxKernel,
     StandaloneKernel,
     Tail,
     broadcast_kernel_for,
@@ -45,12 +51,13 @@ from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.lookup import Lookup
 from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.matmul_nbits import DecodeNBits, MatMulNBits
-from fmtprop.ops.normalization import BatchNorm, GroupNorm
+from fmtprop.ops.normalization import BatchNorm, GroupNorm, LayerNorm
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.quantization import FakeQuantize
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.rms_norm import RmsNorm
 from fmtprop.ops.rotary_embedding import RotaryEmbedding
+from fmtprop.ops.softmax import Softmax
 from fmtprop.passes.assignment.formats import channels_last, dense, even_step, like, plain
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.attention import attention_kernels
@@ -70,6 +77,9 @@ _FOLDS = {"sum": "sum", "mean": "mean", "max": "max", "min": "min", "norm_lp_sum
 _EMBEDDING, _SELECT, _INDEX = "aten.embedding.default", "aten.index_select.default", "aten.index.Tensor"
 
 _BYTES = (DataType.U8, DataType.S8)
+
+#: stands for the grid of numbers that are on none
+_REALS = Grid((1.0,), 0, 1)
 
 #: a kernel, the formats that it reads, and those that it writes
 _Way = tuple[StandaloneKernel, Request, tuple[MemoryDesc, ...]]
@@ -98,12 +108,14 @@ def _ways(node: Node, request: Request) -> Iterator[_Way]:
         yield from _given_norm(node, attrs, request)
     elif isinstance(attrs, Binary) and request["src_0"].dtype in _BYTES:
         yield from _combined(node, attrs, request)
+    elif isinstance(attrs, FakeQuantize):
+        yield from _rounded(node, attrs, request)
+    elif isinstance(attrs, LayerNorm | RmsNorm | Softmax) and opdef(node.op).bytes(attrs) is Bytes.NORMALIZED:
+        yield from _normalized_rows(node, attrs, request)
     elif node.post_ops:
         return
     elif isinstance(attrs, GroupNorm):
         yield from _group_normalization(attrs, request)
-    elif isinstance(attrs, RmsNorm):
-        yield from _rms_normalization(attrs, request)
     elif isinstance(attrs, RotaryEmbedding):
         yield from _rotary_embedding(attrs, request)
     elif isinstance(attrs, Lookup):
@@ -261,15 +273,62 @@ def _group_normalization(attrs: GroupNorm, request: Request) -> Iterator[_Way]:
         yield kernel, {"src": src, **vectors}, (result,)
 
 
-def _rms_normalization(attrs: RmsNorm, request: Request) -> Iterator[_Way]:
-    own = plain(request["src"])
-    src, dst = _as_asked(request["src"], own), _as_asked(request["dst"], own)
-    if src is None or dst is None or request["dst"].dtype != own.dtype:
+def _rounded(node: Node, attrs: FakeQuantize, request: Request) -> Iterator[_Way]:
+    """Yield the kernel for tensors without gaps, or in rows with even gaps, in any order of axes."""
+    src, asked, rounding = request["src"], request["dst"], _rounding(node, [attrs])
+    if rounding is None or node.post_ops or (node.exact and loses_special_values(node)) or not _is_in_rows(src):
         return
-    vectors = {name: plain(request[name]) for name in ("scale",) if name in request}
-    if all(desc.dtype is DataType.F32 for desc in vectors.values()):
-        kernel = RmsNormKernel(prod(own.dims[:-1]), own.dims[-1], attrs.epsilon, own.dtype)
+    if src.dtype not in (DataType.F32, *_BYTES) or asked.dtype not in (DataType.F32, *_BYTES):
+        return
+    grid = node.grids["src"] if src.dtype in _BYTES else None
+    own = dense(src.at_start())
+    result = _as_asked(asked, own.with_dtype(asked.dtype))
+    axes = tuple((size, step) for size, step in _merged(src, src.strides))
+    pitch = _pitch(axes)
+    if result is None or pitch is None or (grid is not None and grid.varies):
+        return
+    length = axes[-1][0]
+    read = None if grid is None else Quantized(grid.stored, grid.scale, grid.zero)
+    yield RoundKernel(prod(src.dims) // length, length, pitch, read, result.dtype, rounding), {"src": src}, (result,)
+
+
+def _normalized_rows(node: Node, attrs: LayerNorm | RmsNorm | Softmax, request: Request) -> Iterator[_Way]:
+    """Yield the kernel for row-major tensors: of bytes or reals, perhaps with a rounding behind it."""
+    own, tail = plain(request["src"]), [post_op.attrs for post_op in node.post_ops]
+    rounding = _rounding(node, tail)
+    src, dst = _as_asked(request["src"], own), _as_asked(request["dst"], own.with_dtype(request["dst"].dtype))
+    vectors = {name: plain(request[name]) for name in ("scale", "shift") if name in request}
+    if src is None or dst is None or (tail and rounding is None):
+        return
+    if node.exact and loses_special_values(node):
+        return
+    if DataType.BF16 in (src.dtype, dst.dtype) and (src.dtype is not dst.dtype or rounding is not None):
+        return
+    if any(desc.dtype is not DataType.F32 for desc in vectors.values()) or not own.ndim:
+        return
+    grid = node.grids["src"] if src.dtype in _BYTES else _REALS
+    if grid.varies:
+        return
+    scale = grid.scale
+    rows, columns = prod(own.dims[:-1]), own.dims[-1]
+    if not isinstance(attrs, Softmax):
+        centred = isinstance(attrs, LayerNorm)
+        kernel = RowNormKernel(
+            *(rows, columns, attrs.epsilon / scale**2, src.dtype, dst.dtype),
+            centred=centred,
+            offset=0.0 if centred else grid.zero,
+            rounding=rounding,
+        )
         yield kernel, {"src": src, **vectors}, (dst,)
+    elif attrs.axis == own.ndim - 1:
+        yield SoftmaxKernel(rows, columns, scale, src.dtype, dst.dtype, rounding), {"src": src}, (dst,)
+
+
+def _rounding(node: Node, tail: Sequence[object]) -> Rounding | None:
+    """Return the only function of a node's results, if it is a rounding to bytes."""
+    if len(tail) != 1 or not isinstance(tail[0], FakeQuantize) or "dst" not in node.grids:
+        return None
+    return Rounding(tail[0].scale, tail[0].low, tail[0].high, node.grids["dst"].zero)
 
 
 def _copies_rows(attrs: HostCall) -> bool:

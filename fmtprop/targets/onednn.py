@@ -40,6 +40,9 @@ _ALONE_PRODUCTS = 1 << 16
 #: optimized implementations of a request that each primitive offers, in oneDNN's order: later ones are rarely the best
 _IMPLEMENTATIONS = 3
 
+#: what kernels of our own do with bytes
+_BY_KERNELS = (Bytes.COMBINED, Bytes.TABULATED, Bytes.CONVERTED, Bytes.NORMALIZED)
+
 #: statuses by which oneDNN declines, as opposed to failing
 _DECLINED = frozenset({"unimplemented", "invalid_arguments"})
 
@@ -114,13 +117,17 @@ class OneDnnTarget(Provider):
         """Yield all implementations, those of the node without a last post-op that a kernel can do, and a kernel's."""
         yield from self._implementations(node, request)
         if byte_grids(node, _stored(request)):
-            if opdef(node.op).bytes(node.attrs) in (Bytes.COMBINED, Bytes.TABULATED, Bytes.CONVERTED):
-                yield from kernel_candidates(node, request)
+            if opdef(node.op).bytes(node.attrs) in _BY_KERNELS:
+                yield from self._not_rejected(node, kernel_candidates(node, request))
             return  # other kernels of our own compute with real numbers
         kernel = _kernel_of(node)
         if kernel is not None and kernel.is_faster != (node.exact and loses_special_values(node)):
             yield from self._with_kernel(node, request, kernel)
-        for candidate in (*kernel_candidates(node, request), *recurrent_candidates(node, request)):
+        yield from self._not_rejected(node, kernel_candidates(node, request))
+        yield from self._not_rejected(node, recurrent_candidates(node, request))
+
+    def _not_rejected(self, node: Node, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+        for candidate in candidates:
             if not self._is_rejected(node, candidate.impl, candidate.operands, candidate.results):
                 yield candidate
 

@@ -23,6 +23,7 @@ from fmtprop.passes.variants.expand import ExpandingPass
 from fmtprop.passes.variants.merge_groups import MergeGroups
 from fmtprop.passes.variants.norm_as_convolution import NormAsConvolution
 from fmtprop.passes.variants.norm_with_function import NormWithFunction
+from fmtprop.passes.variants.rounded import rounded
 from fmtprop.passes.variants.scale_weights import ScaleWeights
 from fmtprop.passes.variants.slice_batch import SliceBatch
 from fmtprop.passes.variants.tabulate import tabulated
@@ -78,6 +79,7 @@ FUSIONS: tuple[Variant[Fusion], ...] = (
         "depthwise pair", fused, "MobileNetV2 0.93 and 0.95 (AVX-512, 2 threads, docs/experiments.md); 1.00 on AVX2"
     ),
     Variant("table", tabulated, "EfficientNet-B0 in int8 0.43 (AVX-512, docs/performance.md)"),
+    Variant("rounded rows", rounded, "Swin-T in int8 0.86 (AVX-512, docs/quantization.md)"),
     Variant("attention", attention, "GPT-2 of 192 channels 0.81, BERT-base 0.94 (AVX-512, docs/experiments.md)"),
 )
 

@@ -40,11 +40,13 @@ def in_bytes(node: Node, request: Request) -> Iterator[Request]:
             yield {**request, **read}
     elif kind in (Bytes.MOVED, Bytes.COMBINED, Bytes.TABULATED) and stored.keys() == request.keys():
         yield stored
-    elif kind is Bytes.CONVERTED:
+    elif kind in (Bytes.CONVERTED, Bytes.NORMALIZED):
         if len(stored) > len(read):
             yield {**request, **{name: desc for name, desc in stored.items() if name in names}}
         if read:
             yield {**request, **stored}
+            if kind is Bytes.NORMALIZED and len(stored) > len(read):
+                yield {**request, **read}
 
 
 def _real(node: Node, name: str, desc: MemoryDesc) -> MemoryDesc:
