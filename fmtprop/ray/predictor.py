@@ -112,9 +112,10 @@ def _column(batch: Batch, spec: Spec) -> torch.Tensor:
         column = _stacked(column, name) if len(column) else np.zeros((0, *(max(size, 0) for size in dims)), np.uint8)
     if column.dtype == object or column.dtype.kind not in "fiub":
         raise InputError(f"column {name!r} holds {column.dtype}, the model takes {spec.dtype}")
-    if len(column) and not _converts(column, spec.dtype):
+    tensor = torch.from_numpy(np.asarray(_Shared(np.ascontiguousarray(column))))
+    if len(column) and tensor.dtype != spec.dtype and not _converts(column, spec.dtype):
         raise InputError(f"column {name!r} holds {column.dtype}, the model takes {spec.dtype}: convert it before")
-    return torch.from_numpy(np.asarray(_Shared(np.ascontiguousarray(column)))).to(spec.dtype)
+    return tensor.to(spec.dtype)
 
 
 class _Shared:
