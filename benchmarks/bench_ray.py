@@ -38,8 +38,8 @@ from graphs.architectures import ARCHITECTURES
 #: at least this share of the images a second of bare processes
 TARGET = 0.95
 
-#: images of a file, which Ray gives an actor at once, and of a run of the plan: the last run of a file has all its rows,
-#: and an actor is never more than a third of a second ahead of the other one at the end
+#: images of a file, which Ray gives an actor at once, and of a run of the plan: the last run of a file has all its
+#: rows, and at the end no actor waits long for the other one
 FILE, BATCH = 80, 16
 
 #: images that PyTorch computes, too

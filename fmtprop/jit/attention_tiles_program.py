@@ -227,24 +227,6 @@ class _AttentionTiles(TileProgram):
         whole = 32 * (part + 1) <= self.depth
         self.v("VMOVDQU16", x, at(row, ROW_NBYTES * part), mask=None if whole else _OF_DEPTH)
 
-    def transposed(self, rows: Sequence[int], free: int) -> list[int]:
-        """Transpose 16 vectors of 16 numbers; return the registers with the columns, in order."""
-        held = list(rows)
-        steps = (("VPUNPCKLDQ", "VPUNPCKHDQ", 1), ("VPUNPCKLQDQ", "VPUNPCKHQDQ", 2), (0x88, 0xDD, 4), (0x88, 0xDD, 8))
-        for low, high, distance in steps:
-            for first in range(16):
-                if first & distance:
-                    continue
-                a, b = held[first], held[first + distance]
-                for way, into in ((low, free), (high, b)):
-                    if isinstance(way, int):
-                        self.v("VSHUFF32X4", into, a, b, immediate=way)
-                    else:
-                        self.v(str(way), into, a, b)
-                held[first], held[first + distance], free = free, b, a
-        # the first two steps leave columns 0, 2, 1, 3 of each four
-        return [held[column & ~3 | (column & 1) << 1 | column >> 1 & 1] for column in range(16)]
-
     def pack_values(self) -> None:
         """Interleave the values of two keys, with ones in the column behind them; the last pairs may be zeros."""
         value, packed, step = _B, _C, _H

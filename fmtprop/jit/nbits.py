@@ -22,7 +22,7 @@ from typing import Final
 
 from fmtprop.jit.arguments import Arguments
 from fmtprop.jit.gemv import AT_OUTPUTS, MOST_POST_OPS, Tail
-from fmtprop.jit.isa import Isa
+from fmtprop.jit.isa import AVX512, Isa
 from fmtprop.jit.kernel import Kernel, isa, serves, threads_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
@@ -40,6 +40,10 @@ _MOST_IN_BYTES: Final = 256
 #: 0.63, 0.98, 1.29, 2.26 and 4.77 ms in f32, 0.58, 1.12, 1.58, 2.28 and 3.72 ms as integers; of 4-bit codes 0.48, 0.71,
 #: 1.11, 1.86 and 4.08 ms, and 0.30, 0.53, 0.97, 1.63 and 2.94 ms (Zen 4, one thread)
 _FLOATING_ROWS: Final = 8
+
+#: rows of a matrix that are decoded side by side into blocks, and rows of a block: products of many rows read these
+ROWS: Final = 16
+BLOCK: Final = 64
 
 #: units of a group whose instructions follow one another, without a loop; longer groups are decoded in parts
 MOST_UNITS: Final = 8
@@ -200,6 +204,8 @@ class DecodeKernel(StandaloneKernel):
     ----------
     outputs, depth, bits, group, dst, has_zero_points
         See :class:`NBitsKernel`.
+    is_blocked : bool
+        Whether dst has blocks of 64 rows, with the numbers of a column (of bf16, of two columns) side by side.
     """
 
     stem = "decode"
@@ -210,16 +216,21 @@ class DecodeKernel(StandaloneKernel):
     group: int
     dst: DataType
     has_zero_points: bool = False
+    is_blocked: bool = False
 
     @property
     def is_offered(self) -> bool:
         """Whether this machine has such a kernel, for these sizes."""
+        if self.is_blocked and (isa() is not AVX512 or self.outputs % BLOCK):
+            return False
         return serves(self.dst) and _is_whole(self.group, self.depth) and self.outputs > 0
 
     def assembled(self) -> Kernel:
         """Return the code; matrices that differ only in sizes share it."""
-        sizes = 0, 0, self.bits, self.group, self.dst, self.has_zero_points
-        return assembled("nbits_program", "decode", isa(), DecodeKernel(*sizes))
+        kernel = DecodeKernel(0, 0, self.bits, self.group, self.dst, self.has_zero_points, self.is_blocked)
+        if self.is_blocked:
+            return assembled("decode_program", "decode_blocked", isa(), kernel)
+        return assembled("nbits_program", "decode", isa(), kernel)
 
     @property
     def units(self) -> int:
@@ -238,8 +249,9 @@ class DecodeKernel(StandaloneKernel):
         arguments = NBitsArguments(
             data=addressof(data),
             outputs=self.outputs,
+            tasks=self.outputs // ROWS,
             row=self.depth * self.bits // 8,
-            dst_row=row,
+            dst_row=row * (BLOCK if self.is_blocked else 1),
             scales_row=self.depth // self.group * 4,
             groups=self.depth // self.group,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, TypeVar
@@ -183,6 +183,24 @@ class Program(Assembler):
         for order in (0b01001110, 0b10110001):
             self._add(Instruction.create_reg_reg_u32(Code.VEX_VPSHUFD_XMM_XMMM128_IMM8, y, x, order))
             self.emit(f"VEX_{operation}_XMM_XMM_XMMM128", x, x, y)
+
+    def transposed(self, rows: Sequence[int], free: int) -> list[int]:
+        """Transpose 16 vectors of 16 numbers (AVX-512); return the registers with the columns, in order."""
+        held = list(rows)
+        steps = (("VPUNPCKLDQ", "VPUNPCKHDQ", 1), ("VPUNPCKLQDQ", "VPUNPCKHQDQ", 2), (0x88, 0xDD, 4), (0x88, 0xDD, 8))
+        for low, high, distance in steps:
+            for first in range(16):
+                if first & distance:
+                    continue
+                a, b = held[first], held[first + distance]
+                for way, into in ((low, free), (high, b)):
+                    if isinstance(way, int):
+                        self.v("VSHUFF32X4", into, a, b, immediate=way)
+                    else:
+                        self.v(str(way), into, a, b)
+                held[first], held[first + distance], free = free, b, a
+        # the first two steps leave columns 0, 2, 1, 3 of each four
+        return [held[column & ~3 | (column & 1) << 1 | column >> 1 & 1] for column in range(16)]
 
     def _half(self, code: Any, half: Any, whole: Any) -> None:
         self._add(Instruction.create_reg_reg_u32(code, half, whole, 1))

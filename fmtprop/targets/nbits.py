@@ -16,6 +16,9 @@ from fmtprop.targets.gemv import row_step, tail_of
 #: operands that are row-major
 _LEARNED = frozenset({"weights", "scales", "zero_points", "bias"})
 
+#: blocks of a decoded matrix: transposed, ``BA16a64b``, and in bf16 ``BA16a64b2a``
+_BLOCKED = {DataType.F32: "AB16b64a", DataType.BF16: "AB16b64a2b"}
+
 
 def nbits_kernels(node: Node, request: Request) -> Iterator[tuple[NBitsKernel, Request, tuple[MemoryDesc]]]:
     """Yield the kernel, the formats that it reads, and the one that it writes; perhaps this machine has none.
@@ -51,16 +54,19 @@ def nbits_kernels(node: Node, request: Request) -> Iterator[tuple[NBitsKernel, R
 
 
 def decode_kernels(attrs: DecodeNBits, request: Request) -> Iterator[tuple[DecodeKernel, Request, tuple[MemoryDesc]]]:
-    """Yield the kernel that decodes a matrix, row-major."""
+    """Yield the kernels that decode a matrix, into the blocks in which oneDNN's products read it, and row-major."""
     formats = {name: plain(desc) for name, desc in request.items()}
-    if any(request[name].kind != "any" and request[name] != desc for name, desc in formats.items()):
+    codes = {name: formats[name] for name in request if name != "dst"}
+    if any(request[name].kind != "any" and request[name] != desc for name, desc in codes.items()):
         return
-    dst = formats["dst"]
-    kernel = DecodeKernel(
-        *(dst.dims[0], dst.dims[1], attrs.bits, attrs.group, DataType(attrs.dtype)),
-        has_zero_points="zero_points" in formats,
-    )
-    yield kernel, {name: formats[name] for name in request if name != "dst"}, (dst,)
+    dims, dtype = formats["dst"].dims, DataType(attrs.dtype)
+    for is_blocked in (True, False):
+        kernel = DecodeKernel(*dims, attrs.bits, attrs.group, dtype, "zero_points" in formats, is_blocked)
+        if not kernel.is_offered:
+            continue
+        dst = MemoryDesc(dims, dtype, tag=_BLOCKED[dtype]) if is_blocked else formats["dst"]
+        if request["dst"].kind == "any" or request["dst"] == dst:
+            yield kernel, codes, (dst,)
 
 
 def _is_consecutive(desc: MemoryDesc) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from fmtprop import dnnl
 from fmtprop.jit import DecodeKernel, NBitsKernel, unavailable
+from fmtprop.jit.isa import AVX512
 from fmtprop.jit.kernel import isa
 from fmtprop.jit.nbits import most_rows, unit
 from fmtprop.layout import DataType
@@ -126,6 +129,24 @@ def test_a_matrix_is_decoded_exactly(dtype, bits, zero_points):
     run(kernel, {**tensors, "dst": dst})
     assert torch.equal(dst[:7], reference_decoded(DecodeNBits(bits, 64, 192, dtype), tensors)[0])
     assert torch.equal(dst[7], guard)
+
+
+@pytest.mark.skipif(isa() is not AVX512, reason="needs AVX-512")
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group", [32, 96])
+@pytest.mark.parametrize("dtype", ["f32", pytest.param("bf16", marks=NEEDS_BF16)])
+def test_a_matrix_is_decoded_into_blocks(dtype, group, bits, zero_points):
+    tensors = codes_of(bits, 128, 192, group, zero_points=zero_points)
+    kernel = DecodeKernel(128, 192, bits, group, DataType(dtype), zero_points, is_blocked=True)
+    assert kernel.is_offered and not replace(kernel, outputs=96).is_offered
+    dst = torch.full((129, 192), GUARD, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32)
+    guard = dst[128].clone()
+    run(kernel, {**tensors, "dst": dst})
+    pairs = 2 if dtype == "bf16" else 1
+    made = dst[:128].view(2, -1, 16, 64, pairs).permute(0, 3, 1, 2, 4).reshape(128, 192)
+    assert torch.equal(made, reference_decoded(DecodeNBits(bits, group, 192, dtype), tensors)[0])
+    assert torch.equal(dst[128], guard)
 
 
 def test_kernels_are_offered_for_whole_groups_and_few_rows():
