@@ -133,7 +133,7 @@ class NBitsKernel(StandaloneKernel):
             return False
         if not 0 < self.rows <= most_rows(machine) or self.rows * self.depth * 4 >= _DISPLACEMENT_LIMIT:
             return False
-        return _is_whole(self.group, self.depth) and self.outputs >= machine.lanes
+        return _is_whole(self) and self.outputs >= machine.lanes
 
     def assembled(self) -> Kernel:
         """Return the code; problems that differ only in the number of outputs share it."""
@@ -149,7 +149,7 @@ class NBitsKernel(StandaloneKernel):
     @property
     def units(self) -> int:
         """Units that follow one another in the code."""
-        return _units(self.group)
+        return _units(self)
 
     @property
     def number_nbytes(self) -> int:
@@ -188,7 +188,7 @@ class NBitsKernel(StandaloneKernel):
             row=row,
             scales_row=self.depth // self.group * 4,
             rows=self.rows,
-            groups=self.depth // self.group,
+            groups=self.depth // span(self),
             units=self.depth // unit(machine),
             areas=addressof(block) // _LINE_NBYTES * _LINE_NBYTES + _LINE_NBYTES,
             area=area,
@@ -221,9 +221,9 @@ class DecodeKernel(StandaloneKernel):
     @property
     def is_offered(self) -> bool:
         """Whether this machine has such a kernel, for these sizes."""
-        if self.is_blocked and (isa() is not AVX512 or self.outputs % BLOCK):
+        if self.is_blocked and (isa() is not AVX512 or self.outputs % BLOCK or self.group % unit(isa())):
             return False
-        return serves(self.dst) and _is_whole(self.group, self.depth) and self.outputs > 0
+        return serves(self.dst) and _is_whole(self) and self.outputs > 0
 
     def assembled(self) -> Kernel:
         """Return the code; matrices that differ only in sizes share it."""
@@ -235,7 +235,7 @@ class DecodeKernel(StandaloneKernel):
     @property
     def units(self) -> int:
         """Units that follow one another in the code."""
-        return _units(self.group)
+        return _units(self)
 
     @property
     def number_nbytes(self) -> int:
@@ -253,7 +253,7 @@ class DecodeKernel(StandaloneKernel):
             row=self.depth * self.bits // 8,
             dst_row=row * (BLOCK if self.is_blocked else 1),
             scales_row=self.depth // self.group * 4,
-            groups=self.depth // self.group,
+            groups=self.depth // span(self),
         )
         return StandaloneWork(self.kernel, arguments, threads_for(self.outputs * row, threads), keep=data)
 
@@ -265,7 +265,7 @@ def _filled(form: str, number: float) -> bytes:
 #: the largest integer of 16 bits that is 256 times a signed byte, plus another
 LARGEST_INTEGER: Final = 127 * 256
 
-#: vectors of the program that multiplies integers, in the order of its data
+#: vectors of the program that multiplies integers, in the order of its data; the last spreads the scales of two groups
 INTEGERS: Final = {
     "magnitude": _filled("I", 0x7FFFFFFF),
     "least": _filled("f", 2.0**-100),
@@ -275,17 +275,25 @@ INTEGERS: Final = {
     "zero of 4": _filled("B", 8),
     "zero of 8": _filled("B", 128),
     "low": _filled("B", 15),
+    "halves": pack("<16I", *[0] * 8, *[1] * 8),
 }
 
 
-def _is_whole(group: int, depth: int) -> bool:
-    """Return whether groups are whole units, and rows are whole groups."""
-    return depth > 0 and group % unit(isa()) == 0 and depth % group == 0
+def span(kernel: NBitsKernel | DecodeKernel) -> int:
+    """Return the codes whose scales are read together: those of a group, or of two where a unit has two."""
+    return max(kernel.group, unit(isa()))
 
 
-def _units(group: int) -> int:
+def _is_whole(kernel: NBitsKernel | DecodeKernel) -> bool:
+    """Return whether groups are whole units, or halves of one, and rows are whole units and groups."""
+    group, count = kernel.group, unit(isa())
+    is_half = kernel.bits == 4 and isa() is AVX512 and 2 * group == count
+    return kernel.depth > 0 and (group % count == 0 or is_half) and kernel.depth % span(kernel) == 0
+
+
+def _units(kernel: NBitsKernel | DecodeKernel) -> int:
     """Return the units that follow one another in the code; a group has a whole number of such parts."""
-    count = group // unit(isa())
+    count = span(kernel) // unit(isa())
     return next(size for size in range(min(count, MOST_UNITS), 0, -1) if count % size == 0)
 
 

@@ -13,7 +13,7 @@ from iced_x86 import MemoryOperand, Register
 from fmtprop.jit.assembler import at
 from fmtprop.jit.gemv_program import AHEAD_NBYTES, END, FIRST, ITEM, SRC_ROWS, SUM, SUMS, WEIGHTS, GemvProgram
 from fmtprop.jit.isa import AVX512, Isa
-from fmtprop.jit.nbits import INTEGERS, DecodeKernel, NBitsArguments, NBitsKernel, unit
+from fmtprop.jit.nbits import INTEGERS, DecodeKernel, NBitsArguments, NBitsKernel, span, unit
 from fmtprop.jit.program import THREAD, THREADS, with_table
 
 #: places in the frame, beside that of the item: the rows of this thread, and the task after its last
@@ -88,8 +88,8 @@ def decode(isa: Isa, kernel: DecodeKernel) -> bytes:
 
 
 def _has_levels(isa: Isa, kernel: NBitsKernel | DecodeKernel) -> bool:
-    """Return whether a vector has the numbers of all codes."""
-    return kernel.bits == 4 and isa is AVX512
+    """Return whether a vector has the numbers of all codes, those of a group."""
+    return kernel.bits == 4 and isa is AVX512 and kernel.group >= unit(isa)
 
 
 def _first_free(isa: Isa, kernel: NBitsKernel | DecodeKernel, outputs: int) -> int:
@@ -129,9 +129,9 @@ class _Codes(GemvProgram):
         for output in self._outputs:
             place, factor = output * self._scales_pitch, self.register(self._factor + output)
             if not self._has_levels:
-                self.v("VBROADCASTSS", factor, at(_SCALES, place))
+                self._of_groups(factor, at(_SCALES, place))
                 if codes.has_zero_points:
-                    self.v("VBROADCASTSS", self.register(self._shift + output), at(_ZERO_POINTS, place))
+                    self._of_groups(self.register(self._shift + output), at(_ZERO_POINTS, place))
                 continue
             scale = self.register(0)
             self.v("VBROADCASTSS", scale, at(_SCALES, place))
@@ -142,16 +142,29 @@ class _Codes(GemvProgram):
                 self.v("VMULPS", factor, factor, scale)
             else:
                 self.v("VMULPS", factor, scale, at(_LEVELS))
-        self.advance(_SCALE_NBYTES, _SCALES)
-        if codes.has_zero_points:
-            self.advance(_SCALE_NBYTES, _ZERO_POINTS)
-        parts = codes.group // unit(self.isa) // codes.units
+        nbytes = span(codes) // codes.group * _SCALE_NBYTES
+        self.advance(nbytes, _SCALES, *[_ZERO_POINTS] * codes.has_zero_points)
+        parts = span(codes) // unit(self.isa) // codes.units
         if parts == 1:
             self._part(use)
             return
         self.immediate("MOV_RM64_IMM32", _PARTS, parts)
         with self.repeat(_PARTS, _PARTS):
             self._part(use)
+
+    def _of_groups(self, x: int, place: MemoryOperand) -> None:
+        """Load the scale or zero point of a group, or those of the two groups of a unit."""
+        if span(self._codes) == self._codes.group:
+            self.v("VBROADCASTSS", x, place)
+            return
+        both, halves = self.register(0), self.register(1)
+        self.v("VBROADCASTSD", both, place)
+        self.v("VMOVUPS", halves, self.vector_of(_LEVELS, "halves"))
+        self.v("VPERMPS", x, halves, both)
+
+    def vector_of(self, pointer: int, name: str) -> MemoryOperand:
+        """Return a vector of the data that a register points to."""
+        return at(pointer, _EVEN_PLACES + (4 + [*INTEGERS].index(name)) * self.isa.nbytes)
 
     def _part(self, use: Use) -> None:
         """Decode some units of a group of each output."""
@@ -371,10 +384,6 @@ class _Integers(_NBits):
         self._blocks, self._halves = kernel.group * kernel.bits // 8 // isa.nbytes, 8 // kernel.bits
         self._tail = 2 * kernel.group
 
-    def _integers(self, pointer: int, name: str) -> MemoryOperand:
-        """Return a vector of the data that a register points to."""
-        return at(pointer, _EVEN_PLACES + (4 + [*INTEGERS].index(name)) * self.isa.nbytes)
-
     def _place(self, block: int, half: int, low: int) -> int:
         """Return where the bytes of a part of a group lie in a row's group."""
         return ((block * self._halves + half) * 2 + low) * self.isa.nbytes
@@ -407,16 +416,16 @@ class _Integers(_NBits):
         for index, x in enumerate(numbers):
             with self.numbers_of(kernel.src):
                 self.load(x, at(src, index * lanes * kernel.src.nbytes))
-            self.v("VANDPS", other, x, self._integers(data, "magnitude"))
+            self.v("VANDPS", other, x, self.vector_of(data, "magnitude"))
             self.v("VPMAXSD", largest, largest, other)  # as integers, NaN is the largest
         for shuffle, order in _ROUND:
             operands = (largest, largest) if shuffle == "VSHUFF32X4" else (largest,)
             self.v(shuffle, other, *operands, immediate=order)
             self.v("VPMAXSD", largest, largest, other)
-        self.v("VPMAXSD", largest, largest, self._integers(data, "least"))
-        self.v("VMOVUPS", other, self._integers(data, "largest"))
+        self.v("VPMAXSD", largest, largest, self.vector_of(data, "least"))
+        self.v("VMOVUPS", other, self.vector_of(data, "largest"))
         self.v("VDIVPS", factor, other, largest)
-        self.v("VMULPS", largest, largest, self._integers(data, "of largest"))
+        self.v("VMULPS", largest, largest, self.vector_of(data, "of largest"))
         self.v("VSUBPS", other, largest, largest)  # NaN of an infinity
         self.v("VADDPS", largest, largest, other)
         self.v("VMOVUPS <", at(dst, self._tail + self.isa.nbytes), largest)
@@ -431,7 +440,7 @@ class _Integers(_NBits):
                 block, quarter = divmod(index, 4)
                 self._write_bytes(dst, data, x, self._place(block, 0, 0) + quarter * lanes, factor)
         high, low, zeros = self.register(0), self.register(1), self.register(2)
-        self.v("VMOVUPS", zeros, self._integers(data, f"zero of {kernel.bits}"))
+        self.v("VMOVUPS", zeros, self.vector_of(data, f"zero of {kernel.bits}"))
         for one in (high, low):
             self.zero(one)
         for part in range(self._blocks * self._halves):
@@ -448,7 +457,7 @@ class _Integers(_NBits):
         whole, high = self.register(5), self.register(6)
         self.v("VMULPS", whole, x, factor)
         self.v("VCVTPS2DQ", whole, whole)
-        self.v("VPADDD", high, whole, self._integers(data, "half"))
+        self.v("VPADDD", high, whole, self.vector_of(data, "half"))
         self.v("VPSRAD", high, high, immediate=8)
         self.emit("EVEX_VPMOVDB_XMMM128_K1Z_ZMM", at(dst, place), high)
         self.v("VPSLLD", high, high, immediate=8)
@@ -465,7 +474,7 @@ class _Integers(_NBits):
         totals, high, low = ({pair: next(free) for pair in pairs} for _ in range(3))
         difference, scale = self.register(_DIFFERENCE), self.register(1)
         self.point_to_scales(FIRST)
-        self.v("VMOVUPS", difference, self._integers(_LEVELS, "low" if kernel.bits == 4 else "zero of 8"))
+        self.v("VMOVUPS", difference, self.vector_of(_LEVELS, "low" if kernel.bits == 4 else "zero of 8"))
         self.immediate("MOV_RM64_IMM32", _OUTPUTS, self.isa.lanes // together)
         with self.repeat(_OUTPUTS, _OUTPUTS):
             for one in totals.values():

@@ -44,11 +44,13 @@ def run(kernel, tensors, threads=2):
 
 @pytest.mark.parametrize("zero_points", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize(("group", "depth"), [(32, 96), (128, 256), (96, 288), (512, 1024), (2048, 2048)])
+@pytest.mark.parametrize(("group", "depth"), [(16, 96), (32, 96), (128, 256), (96, 288), (512, 1024), (2048, 2048)])
 @pytest.mark.parametrize("rows", [1, 2, 5, 8, 11, 16])
 def test_products_are_those_of_the_decoded_matrix(rows, group, depth, bits, zero_points):
     if rows > most_rows(isa()):
         pytest.skip("this CPU has too few registers")
+    if group < unit(isa()) and bits == 8:
+        pytest.skip("a vector of 8-bit codes has one scale")
     outputs = 3 * isa().lanes + 5
     tensors = codes_of(bits, outputs, depth, group, zero_points=zero_points)
     src = torch.randn(rows, depth, generator=torch.Generator().manual_seed(1))
@@ -120,14 +122,17 @@ def test_special_values_reach_the_outputs_of_their_row(bits):
 @pytest.mark.parametrize("zero_points", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("dtype", ["f32", pytest.param("bf16", marks=NEEDS_BF16)])
-def test_a_matrix_is_decoded_exactly(dtype, bits, zero_points):
-    tensors = codes_of(bits, 7, 192, 64, zero_points=zero_points)
-    kernel = DecodeKernel(7, 192, bits, 64, DataType(dtype), zero_points)
+@pytest.mark.parametrize("group", [16, 64])
+def test_a_matrix_is_decoded_exactly(group, dtype, bits, zero_points):
+    if group < unit(isa()) and bits == 8:
+        pytest.skip("a vector of 8-bit codes has one scale")
+    tensors = codes_of(bits, 7, 192, group, zero_points=zero_points)
+    kernel = DecodeKernel(7, 192, bits, group, DataType(dtype), zero_points)
     assert kernel.is_offered
     dst = torch.full((8, 192), GUARD, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32)
     guard = dst[7].clone()
     run(kernel, {**tensors, "dst": dst})
-    assert torch.equal(dst[:7], reference_decoded(DecodeNBits(bits, 64, 192, dtype), tensors)[0])
+    assert torch.equal(dst[:7], reference_decoded(DecodeNBits(bits, group, 192, dtype), tensors)[0])
     assert torch.equal(dst[7], guard)
 
 
@@ -155,13 +160,14 @@ def test_kernels_are_offered_for_whole_groups_and_few_rows():
         NBitsKernel(64, depth, 4, group, DataType.F32, DataType.F32, **{**few, **more}).is_offered
         for depth, group, more in (
             (256, 32, {}),
+            (256, 16, {}),
             (256, 24, {}),
             (240, 32, {}),
             (256, 32, {"rows": most_rows(isa())}),
             (256, 32, {"rows": most_rows(isa()) + 1}),
         )
     ]
-    assert offered == [True, False, False, True, False] and 32 % unit(isa()) == 0
+    assert offered == [True, True, False, False, True, False] and 32 % unit(isa()) == 0
 
 
 @pytest.mark.parametrize("bits", [4, 8])
