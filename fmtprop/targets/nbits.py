@@ -61,7 +61,9 @@ def decode_kernels(attrs: DecodeNBits, request: Request) -> Iterator[tuple[Decod
         return
     dims, dtype = formats["dst"].dims, DataType(attrs.dtype)
     for is_blocked in (True, False):
-        kernel = DecodeKernel(*dims, attrs.bits, attrs.group, dtype, "zero_points" in formats, is_blocked)
+        kernel = DecodeKernel(
+            dims[0], dims[1], attrs.bits, attrs.group, dtype, "zero_points" in formats, is_blocked=is_blocked
+        )
         if not kernel.is_offered:
             continue
         dst = MemoryDesc(dims, dtype, tag=_BLOCKED[dtype]) if is_blocked else formats["dst"]
