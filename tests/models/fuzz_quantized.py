@@ -30,16 +30,20 @@ from fmtprop.ops import (
     Dequantize,
     Eltwise,
     InnerProduct,
+    LayerNorm,
     MatMul,
     Permute,
     Pooling,
     Quantize,
+    Reduction,
     Resampling,
     Reshape,
+    RmsNorm,
     Shuffle,
     Softmax,
     emit,
 )
+from fmtprop.ops.host_call import host_call
 
 #: error of f32 relative to the sum of the magnitudes that a number is made of
 EPSILON = 4e-6
@@ -73,6 +77,8 @@ class Layer:
     reads: tuple[int, ...]
     run: Callable[..., torch.Tensor]
     grid: Grid
+    #: from the operands to the magnitude of what a result is made of, if not that of the results
+    size: Callable[..., float] | None = None
 
 
 class Drawn:
@@ -91,6 +97,8 @@ class Drawn:
         self.graph, self.layers, self.values = Graph(f"quantized_{seed}"), list[Layer](), list[Value]()
         batch = self.random.choice([1, 1, 2, 3, 0])
         self.dims = (batch, self.random.choice([1, 3, 16, 17, 32]), *[self.random.randint(3, 12)] * 2)
+        if self.random.random() < 0.2:  # rows of some vectors
+            self.dims = (*self.dims[:3], self.random.randint(13, 70))
         spread = 10 ** self.random.uniform(-3, 2)
         self.x = torch.randn(self.dims, generator=self.numbers) * spread
         self._rounded("input", self.graph.input("x", TensorType(self.dims)), (), lambda x: x, spread * 3)
@@ -101,7 +109,13 @@ class Drawn:
         return self.graph.constant(self.graph.fresh_name("c"), tensor_type(data), data)
 
     def _rounded(
-        self, name: str, value: Value, reads: tuple[int, ...], run: Callable[..., torch.Tensor], size: float
+        self,
+        name: str,
+        value: Value,
+        reads: tuple[int, ...],
+        run: Callable[..., torch.Tensor],
+        size: float,
+        error: Callable[..., float] | None = None,
     ) -> None:
         """Round a value to a random grid for numbers up to a size, or to one that does not fit it at all."""
         fits = self.random.random() < 0.8
@@ -117,17 +131,24 @@ class Drawn:
         kind = "u8" if dtype is torch.uint8 else "s8"
         stored = emit(self.graph, "quantize", {"src": value, **inputs}, Quantize(kind, low, high))
         self.values.append(emit(self.graph, "dequantize", {"src": stored, **inputs}, Dequantize()))
-        self.layers.append(Layer(name, reads, run, grid))
+        self.layers.append(Layer(name, reads, run, grid, error))
         self.graph.output(self.values[-1])
 
-    def add(self, name: str, value: Value, reads: tuple[int, ...], run: Callable[..., torch.Tensor]) -> None:
+    def add(
+        self,
+        name: str,
+        value: Value,
+        reads: tuple[int, ...],
+        run: Callable[..., torch.Tensor],
+        error: Callable[..., float] | None = None,
+    ) -> None:
         """Add a layer; a ReLU may come before its rounding."""
         if self.random.random() < 0.3:
             value, inner = emit(self.graph, "eltwise", {"src": value}, Eltwise("relu")), run
             run = lambda *tensors: inner(*tensors).relu()  # noqa: E731
         tensors = [self._example(place) for place in reads]
         size = run(*tensors).abs().max().item() if all(one.numel() for one in tensors) else 1.0
-        self._rounded(name, value, reads, run, size or 1.0)
+        self._rounded(name, value, reads, run, size or 1.0, error)
 
     def _example(self, place: int) -> torch.Tensor:
         """Return numbers of a layer's grid."""
@@ -260,17 +281,54 @@ def pooling(net: Drawn) -> None:
 def function(net: Drawn) -> None:
     place = net.place()
     assert place is not None
-    name = net.random.choice(["tanh", "softmax", "clip"])
+    name = net.random.choice(["tanh", "softmax", "clip", "erf", "mean"])
     source = net.values[place]
     if name == "softmax":
         axis = net.graph.type_of(source).ndim - 1
         value = emit(net.graph, "softmax", {"src": source}, Softmax(axis))
         net.add(name, value, (place,), lambda x: x.softmax(-1))
+    elif name == "erf":
+        attrs, inputs = host_call("aten.erf.default", {"self": source})
+        net.add(name, emit(net.graph, "aten", inputs, attrs), (place,), torch.erf)
+    elif name == "mean":
+        if not net.graph.type_of(source).size:
+            return
+        axes = (2, 3) if net.graph.type_of(source).ndim == 4 else (net.graph.type_of(source).ndim - 1,)
+        value = emit(net.graph, "reduction", {"src": source}, Reduction("mean", axes))
+        net.add(name, value, (place,), lambda x: x.mean(axes, keepdim=True))
     elif name == "tanh":
         net.add(name, emit(net.graph, "eltwise", {"src": source}, Eltwise("tanh")), (place,), torch.tanh)
     else:
         value = emit(net.graph, "eltwise", {"src": source}, Eltwise("clip", -0.5, 1.5))
         net.add(name, value, (place,), lambda x: x.clamp(-0.5, 1.5))
+
+
+def norm(net: Drawn) -> None:
+    place = net.place()
+    assert place is not None
+    source = net.values[place]
+    dims, op = net.graph.type_of(source).dims, net.random.choice(["layer_normalization", "rms_normalization"])
+    if len(dims) < 2 or not dims[-1]:
+        return
+    centred, vectors = op.startswith("layer"), dict[str, torch.Tensor]()
+    for name in ["scale", "shift"][: 1 + centred]:
+        if net.random.random() < 0.7:
+            vectors[name] = torch.randn(dims[-1:], generator=net.numbers)
+    inputs = {"src": source, **{name: net.held(vector) for name, vector in vectors.items()}}
+    attrs = LayerNorm(1e-5) if centred else RmsNorm(1e-5)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        x = x - x.mean(-1, keepdim=True) if centred else x
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+        return x * vectors.get("scale", torch.ones(())) + vectors.get("shift", torch.zeros(()))
+
+    def size(x: torch.Tensor) -> float:
+        """Return the largest number over the least deviation: where a mean is large, its error is, too."""
+        least = (x.var(-1, unbiased=False) if centred else x.square().mean(-1)).min() + 1e-5
+        factor = vectors.get("scale", torch.ones(())).abs().max()
+        return float(x.abs().max() * factor / least.sqrt()) + float(vectors.get("shift", torch.zeros(())).abs().max())
+
+    net.add(op, emit(net.graph, op, inputs, attrs), (place,), run, size)
 
 
 def two(net: Drawn) -> None:
@@ -307,7 +365,7 @@ def view(net: Drawn) -> None:
 
 
 LAYERS: tuple[Callable[[Drawn], None], ...] = (
-    convolution, convolution, deconvolution, moved, product, scores, pooling, function, two, view,
+    convolution, convolution, deconvolution, moved, product, scores, pooling, function, norm, two, view,
 )  # fmt: skip
 
 #: what a graph is compiled by: in bytes wherever a kernel can, by costs, and in real numbers
@@ -332,6 +390,8 @@ def check(seed: int) -> None:
 
 def _magnitude(layer: Layer, operands: list[torch.Tensor]) -> torch.Tensor:
     """Return about the largest sum of magnitudes that a result is made of."""
+    if layer.size is not None and operands[0].numel():
+        return torch.full_like(layer.run(*operands), layer.size(*operands))
     zeros = layer.run(*(torch.zeros_like(one) for one in operands)).abs()
     largest = layer.run(*(one.abs() for one in operands)).abs()
     size = max((one.abs().max().item() for one in (zeros, largest, *operands) if one.numel()), default=0.0)
