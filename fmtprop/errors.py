@@ -4,6 +4,7 @@
 
     FmtpropError
     ├── ShapeError            dimensions, strides, indices or attributes that do not fit
+    │   └── ScaleError        a quantization has a scale that is no positive number
     ├── FormatError           a memory format cannot express a view, a conversion or a dialect
     ├── UnsupportedOpError    no target can run the op, data type or attribute
     │   └── OptionError       an option has an unknown value
@@ -49,6 +50,10 @@ class FmtpropError(Exception):
 
 class ShapeError(FmtpropError, ValueError):
     """Dimensions, strides, indices or attributes do not fit each other."""
+
+
+class ScaleError(ShapeError):
+    """A quantization has a scale that is 0, negative, infinite or NaN."""
 
 
 class FormatError(FmtpropError, ValueError):

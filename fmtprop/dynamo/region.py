@@ -29,7 +29,7 @@ from fmtprop.dynamo import artifacts
 from fmtprop.dynamo.caches import Grow
 from fmtprop.dynamo.pieces import is_symbolic
 from fmtprop.dynamo.weights import Weights
-from fmtprop.errors import FmtpropError
+from fmtprop.errors import FmtpropError, ScaleError
 from fmtprop.ir.tensors import defer
 
 _LOG = logging.getLogger(__name__)
@@ -194,6 +194,8 @@ class Region:
             else:
                 self._decide(made, lambda: run(args), lambda: self._run_eager(args))
         except FmtpropError as error:
+            if isinstance(error.__cause__, ScaleError):
+                raise  # PyTorch would divide by it
             return self._eager(str(error))
         return made
 

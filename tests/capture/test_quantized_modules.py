@@ -176,8 +176,11 @@ def test_a_scale_that_is_none_is_one_error(scale: float) -> None:
             stored = q.quantize_per_tensor(x, scale, 0, 0, 255, torch.uint8)
             return q.dequantize_per_tensor(stored, scale, 0, 0, 255, torch.uint8)
 
-    with pytest.raises(fp.PassError, match=r"node quantize_1 .*its scale is .*must be positive and finite"):
+    message = r"node quantize_1 .*its scale is .*must be positive and finite"
+    with pytest.raises(fp.PassError, match=message):
         fp.compile(Wrong(), torch.randn(2, 3))
+    with torch.no_grad(), pytest.raises(fp.PassError, match=message):
+        torch.compile(Wrong(), backend="fmtprop")(torch.randn(2, 3))
 
 
 def test_the_file_of_a_quantized_module_opens_in_a_new_process(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from fmtprop.errors import GraphError, ShapeError
+from fmtprop.errors import GraphError, ScaleError, ShapeError
 from fmtprop.ir.deferred import SMALL_NBYTES, Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.grid import Grid
@@ -58,7 +58,7 @@ def _check_scales(graph: Graph, node: Node) -> None:
 
     Raises
     ------
-    ShapeError
+    ScaleError
         One is 0, negative, infinite or NaN.
     """
     scales = constant(graph, graph.inputs(node.name)["scale"])
@@ -67,7 +67,7 @@ def _check_scales(graph: Graph, node: Node) -> None:
     wrong = ~((scales > 0) & scales.isfinite())
     if wrong.any():
         where = f" from {node.origin}" if node.origin else ""
-        raise ShapeError(
+        raise ScaleError(
             f"{node.label}{where}: its scale is {scales[wrong].flatten()[0].item()}, but must be positive and finite: "
             "quantize the model again with data that vary"
         )
