@@ -5,6 +5,7 @@ sees rows of numbers, the loop sees functions and arguments.
 """
 
 from fmtprop.jit.arguments import CHUNK_NBYTES
+from fmtprop.jit.average import AverageBytesKernel
 from fmtprop.jit.bag import BagKernel
 from fmtprop.jit.batch_norms import BatchNormKernel
 from fmtprop.jit.calls import Call, CallList
@@ -34,6 +35,7 @@ from fmtprop.jit.watch import Words
 __all__ = [
     "ALONE_NBYTES",
     "CHUNK_NBYTES",
+    "AverageBytesKernel",
     "AverageKernel",
     "BagKernel",
     "BatchNormKernel",

@@ -338,7 +338,7 @@ POOLING = OpDef(
     sliced=each_image,
     cost=Cost(_operations, lambda attrs: prod(attrs.kernel), pace=0.8),
     reads=Reads.ROWS_OR_CHANNELS_LAST,
-    bytes=lambda attrs: Bytes.MOVED if attrs.alg == "max" else Bytes.NEVER,
+    bytes=lambda attrs: Bytes.MOVED if attrs.alg == "max" else Bytes.NORMALIZED,
     loses=loses,
     post_ops=frozenset({"eltwise", "binary"}),
     short="pool",

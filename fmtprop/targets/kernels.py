@@ -15,6 +15,7 @@ from fmtprop.ir.grid import Grid
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import loses_special_values, opdef
 from fmtprop.jit import (
+    AverageBytesKernel,
     AverageKernel,
     BagKernel,
     BatchNormKernel,
@@ -108,6 +109,8 @@ def _ways(node: Node, request: Request) -> Iterator[_Way]:
         yield from _given_norm(node, attrs, request)
     elif isinstance(attrs, Binary) and request["src_0"].dtype in _BYTES:
         yield from _combined(node, attrs, request)
+    elif isinstance(attrs, Pooling) and "src" in request and (node.post_ops or request["src"].dtype in _BYTES):
+        yield from _average_of_bytes(node, attrs, request)
     elif isinstance(attrs, FakeQuantize):
         yield from _rounded(node, attrs, request)
     elif isinstance(attrs, LayerNorm | RmsNorm | Softmax) and opdef(node.op).bytes(attrs) is Bytes.NORMALIZED:
@@ -246,6 +249,22 @@ def _global_pooling(alg: str, request: Request) -> Iterator[_Way]:
         yield kernel, {"src": src}, (result,)
         return
     yield from _reduction("max" if alg == "max" else "mean", tuple(range(2, src.ndim)), request)
+
+
+def _average_of_bytes(node: Node, attrs: Pooling, request: Request) -> Iterator[_Way]:
+    """Yield the kernel for averages of channels, of bytes or with a rounding behind it."""
+    src, rounding = request["src"], _rounding(node, [post_op.attrs for post_op in node.post_ops])
+    grid = node.grids["src"] if src.dtype in _BYTES else None
+    result = _as_asked(request["dst"], channels_last(plain(request["dst"])))
+    if attrs.alg == "max" or not _is_global(attrs, src) or result is None or (node.post_ops and rounding is None):
+        return
+    if src.at_start() != channels_last(plain(src)) or not {src.dtype, result.dtype} <= {DataType.F32, *_BYTES}:
+        return
+    if (node.exact and loses_special_values(node)) or (grid is not None and grid.varies):
+        return
+    images, channels, *places = src.dims
+    read = None if grid is None else Quantized(grid.stored, grid.scale, grid.zero)
+    yield AverageBytesKernel(images, prod(places), channels, read, result.dtype, rounding), {"src": src}, (result,)
 
 
 def _average(src: MemoryDesc) -> StandaloneKernel | None:

@@ -10,6 +10,7 @@ from fmtprop import dnnl
 from fmtprop.jit import (
     attention,
     attention_rows,
+    average,
     bag,
     batch_norms,
     depthwise,
@@ -37,7 +38,7 @@ _NARROW = pytest.mark.skipif("avx512" not in dnnl.lib().isa, reason="this CPU ha
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Isa:
     """Kernels of whole nodes are those of this instruction set."""
     kernels = (attention, attention_rows, bag, batch_norms, depthwise, gemv, given_norm, grouped_convolution, norms)
-    for module in (standalone, *kernels, quantize_rows, rotary, round, row_norm, rows, softmax):
+    for module in (standalone, *kernels, average, quantize_rows, rotary, round, row_norm, rows, softmax):
         monkeypatch.setattr(module, "isa", lambda: request.param)
     return request.param
 

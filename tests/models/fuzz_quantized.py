@@ -272,6 +272,11 @@ def pooling(net: Drawn) -> None:
     place = net.place(4)
     if place is None or min(net.graph.type_of(net.values[place]).dims[2:]) < 3:
         return
+    if net.random.random() < 0.3:
+        places = net.graph.type_of(net.values[place]).dims[2:]
+        value = emit(net.graph, "pooling", {"src": net.values[place]}, Pooling.make("avg_include_padding", places))
+        net.add("average", value, (place,), lambda x: x.mean((2, 3), keepdim=True))
+        return
     alg, stride = net.random.choice(["max", "max", "avg_include_padding"]), net.random.choice([1, 2])
     value = emit(net.graph, "pooling", {"src": net.values[place]}, Pooling.make(alg, (3, 3), stride, pad_l=1))
     function = F.max_pool2d if alg == "max" else F.avg_pool2d

@@ -12,7 +12,7 @@ from fmtprop.ir.tensors import tensor_type
 from fmtprop.ir.types import TensorType
 from fmtprop.jit import unavailable
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.ops import FakeQuantize, LayerNorm, RmsNorm, Softmax, emit
+from fmtprop.ops import FakeQuantize, LayerNorm, Pooling, RmsNorm, Softmax, emit
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.precision.mark_grids import MarkGrids
 from fmtprop.passes.variants.rounded import rounded
@@ -89,6 +89,22 @@ def test_plans_mean_the_graph(op, read, made):
     steps = (net(x) - expected).abs() / graph.node(last(graph).name).grids["dst"].scale
     assert steps.max() <= 1.01 and (steps > 0.5).float().mean() <= 1e-3
     assert not net.compilation.dropped and not net.compilation.wrong
+
+
+@pytest.mark.parametrize("read", ["u8", "s8", "shifted"])
+def test_averages_of_bytes(read):
+    graph = Graph("average")
+    src = emit(graph, "fake_quantize", {"src": graph.input("x", TensorType((2, 33, 7, 5)))}, FakeQuantize(*GRIDS[read]))
+    mean = emit(graph, "pooling", {"src": src}, Pooling.make("avg_include_padding", (7, 5)))
+    graph.output(emit(graph, "fake_quantize", {"src": mean}, FakeQuantize(0.01, -100, 155)))
+    x = torch.randn((2, 33, 7, 5), generator=torch.Generator().manual_seed(0)) * 3
+    net = fp.compile(graph, confirm=False)
+    assert ((net(x) - evaluate(graph, {"x": x})[0]).abs() <= 0.0101).all() and not net.compilation.wrong
+    channels_last = MemoryDesc((2, 33, 7, 5), "u8", tag="acdb")
+    (pooling,) = [node for node in net.compilation.normal.nodes() if node.op == "pooling"]
+    request = {"src": channels_last.with_dtype(pooling.grids["src"].stored), "dst": MemoryDesc.any((2, 33, 1, 1), "u8")}
+    if not unavailable():
+        assert [one.impl.partition(":")[0] for one in OneDnnTarget().candidates(pooling, request)] == ["average_bytes"]
 
 
 def test_a_quantized_block_runs_by_kernels_without_another_rounding():
