@@ -9,8 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fmtprop.capture.torch_call import by_schema
-from fmtprop.onnx.model import recording as module
 from fmtprop.onnx.model.recording import Recorded, RecordedTensor, Recording
 
 aten = torch.ops.aten
@@ -39,33 +37,6 @@ def test_calls_stay_whole(recording, x):
     assert targets(recording) == [aten.conv2d.default, aten.silu.default]
     assert y is recording.calls[1].result and y.shape == (2, 4, 6, 6) and y.is_meta
     assert recording.calls[0].args == (x, weights) and recording.calls[0].origin == "layer"
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x + x, lambda x: 2 - x, lambda x: x**2, lambda x: x.permute(0, 2, 3, 1), lambda x: x[:, 0, ..., 1:3],
-        lambda x: torch.clamp(x, 0.0, 6), lambda x: F.pad(x, [1, 1, 0, 0], value=-0.0), lambda x: F.max_pool2d(x, 2),
-        lambda x: torch.cat([x, x], 1), lambda x: x.mean([2, 3], keepdim=True), lambda x: F.softmax(x, 1),
-        lambda x: torch.split(x, [1, 2], 1), lambda x: F.interpolate(x, scale_factor=2.0), lambda x: x.mT,
-        lambda x: x.transpose(1, 2).contiguous(), lambda x: x.to(torch.float64), lambda x: torch.topk(x, 2, dim=3),
-        lambda x: torch.einsum("nchw,nkhw->nck", x, x), lambda x: x.new_zeros(3), lambda x: x @ torch.ones(8, 5),
-    ],
-)  # fmt: skip
-def test_a_repeated_call_is_recorded_as_by_the_dispatcher(recording, x, function):
-    def calls() -> str:
-        del recording.calls[:]
-        function(x)
-        return str([(call.target, by_schema(call.target, call.args, call.kwargs)) for call in recording.calls])
-
-    assert calls() == calls()
-
-
-def test_the_dispatcher_is_asked_once(recording, x, monkeypatch):
-    torch.add(x, x)
-    monkeypatch.setattr(module, "_Dispatched", None)
-    y = torch.add(torch.add(x, x), recording.input((8,), torch.float32))
-    assert y.shape == (2, 3, 8, 8) and targets(recording) == [aten.add.Tensor] * 3
 
 
 def test_a_call_that_reads_numbers_is_not_remembered(recording, x):

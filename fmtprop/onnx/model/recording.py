@@ -1,8 +1,7 @@
 """Record of PyTorch's calls on tensors without data.
 
 ``make_fx`` of PyTorch gives the same calls, but evaluates each twice and generates Python source. A model has hundreds
-of nodes, and most of the time of loading it would go there. PyTorch's dispatcher takes longer for a call than all of
-its record, so it is asked only once which overload a call of a function with such arguments reaches.
+of nodes, and most of the time of loading it would go there.
 """
 
 from __future__ import annotations
@@ -12,15 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
-from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any, Final
 
 import torch
 from torch._ops import OpOverload
 
-from fmtprop.capture.torch_call import by_schema
 from fmtprop.errors import ImportModelError
-from fmtprop.ir.tensors import map_tensors, tensors_in
+from fmtprop.ir.tensors import map_tensors
 from fmtprop.onnx.model import limits
 from fmtprop.onnx.model.modes import CallMode
 from fmtprop.ops.without_data import result_of
@@ -31,7 +28,7 @@ class Recorded:
     """A call."""
 
     target: OpOverload
-    #: `args`, `kwargs`: its arguments; tensors are :class:`Traced`, or have data
+    #: `args`, `kwargs`: its arguments; tensors are :class:`RecordedTensor`, or have data
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
@@ -61,9 +58,9 @@ class RecordedTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Pass a call on to the present record."""
-        with torch._C.DisableTorchFunctionSubclass():
-            return _present.recording.call(func, args, kwargs or {})
+        """Make a call of one of PyTorch's functions; the present record gets the calls of overloads in it."""
+        with torch._C.DisableTorchFunctionSubclass(), _Dispatched():
+            return func(*args, **(kwargs or {}))
 
 
 class Recording:
@@ -113,36 +110,6 @@ class Recording:
         finally:
             _present.recording = before
 
-    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Make a call of one of PyTorch's functions."""
-        # a function in C++ reaches an overload by the kinds of its arguments
-        kinds = (func, *map(_kind, args), *((name, _kind(value)) for name, value in kwargs.items()))
-        overload = _OVERLOADS.get(kinds)
-        if overload is not None:
-            return self.add(overload, args, kwargs)
-        # one in Python may compute with their values and shapes
-        tensors = [tensor for value in (args, kwargs) for tensor in tensors_in(value)]
-        key = (func, *map(_described, args), *((name, _described(value)) for name, value in kwargs.items()))
-        known = _CALLS.get(key)
-        if known is not None:
-            target, *arguments = known
-            return self.add(target, *(_replaced(value, tensors) for value in arguments))
-        first = len(self.calls)
-        with _Dispatched():
-            result = func(*args, **kwargs)
-        if len(self.calls) == first + 1 and self.calls[first].result is result:
-            call = self.calls[first]
-            by_kinds = isinstance(func, BuiltinFunctionType | MethodDescriptorType) and func.__name__ not in _BY_STRIDES
-            if by_kinds and _same_arguments(call, args, kwargs):
-                _keep(_OVERLOADS, kinds, call.target)
-            # all given tensors, no others: it has neither read the numbers of one nor made one
-            elif (places := {id(at): place for place, at in enumerate(tensors)}).keys() == set(
-                map(id, tensors_in((call.args, call.kwargs)))
-            ):
-                arguments = map_tensors((call.args, call.kwargs), lambda tensor: _RecordedPlace(places[id(tensor)]))
-                _keep(_CALLS, key, (call.target, *arguments))
-        return result
-
     def add(self, target: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Make a call of an overload, and record it."""
         kwargs = dict(kwargs)
@@ -163,69 +130,6 @@ class _Present(threading.local):
 
 
 _present = _Present()
-
-#: functions in C++ that make no call where their operand has the wanted strides
-_BY_STRIDES: Final = frozenset({"contiguous"})
-#: overload by function and kinds of arguments, for calls that pass their arguments on as they are
-_OVERLOADS: dict[Any, OpOverload] = {}
-#: overload and arguments by function, values, and types and shapes of tensors, for all other functions of one call
-_CALLS: dict[Any, tuple[OpOverload, Any, Any]] = {}
-_MOST_KEPT: Final = 4096
-
-
-def _keep(table: dict[Any, Any], key: Any, value: Any) -> None:
-    """Keep a value in a table of bounded size."""
-    if len(table) >= _MOST_KEPT:
-        table.clear()
-    table[key] = value
-
-
-def _described(value: Any) -> Any:
-    """Return the properties of an argument on which a function may depend."""
-    if isinstance(value, torch.Tensor):
-        return value.dtype, value.shape, value.stride()
-    if isinstance(value, list | tuple):
-        return (type(value), *map(_described, value))
-    return type(value), repr(value)  # 1 equals True, and 0 equals -0
-
-
-@dataclass(frozen=True, slots=True)
-class _RecordedPlace:
-    """The place of a tensor among the arguments of a call."""
-
-    index: int
-
-
-def _replaced(value: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(value, _RecordedPlace):
-        return tensors[value.index]
-    if isinstance(value, dict):
-        return {name: _replaced(item, tensors) for name, item in value.items()}
-    return type(value)(_replaced(item, tensors) for item in value) if isinstance(value, list | tuple) else value
-
-
-def _kind(value: Any) -> Any:
-    kind = type(value)
-    if kind is list or kind is tuple:
-        return (kind, *map(_kind, value))
-    return torch.Tensor if kind is RecordedTensor else kind
-
-
-def _same_arguments(call: Recorded, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a call of an overload has the arguments of the call of a function."""
-    given = by_schema(call.target, args, kwargs)
-    if given is None:
-        return False
-    reached = by_schema(call.target, call.args, call.kwargs) or {}
-    return all(_same(given[name], value) for name, value in reached.items())
-
-
-def _same(given: Any, reached: Any) -> bool:
-    if isinstance(given, list | tuple) and isinstance(reached, list | tuple):
-        return len(given) == len(reached) and all(map(_same, given, reached))
-    if isinstance(given, torch.Tensor) or isinstance(reached, torch.Tensor):
-        return given is reached
-    return type(given) is type(reached) and bool(given == reached)
 
 
 class _Dispatched(CallMode):  # type: ignore[no-untyped-call]
