@@ -111,5 +111,5 @@ def test_external_data_of_holes_and_of_overlaps(tmp_path):
 def test_damaged_models(module, seeds):
     """In a process of its own, which a crash would end."""
     command = [sys.executable, "-m", f"tests.onnx.{module}", seeds]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
