@@ -1,7 +1,7 @@
 """The choices of a plan as text, for the same graph in another process: formats and implementations, no weights.
 
 They are advice, as the choices of another shape of a model are: what is computed comes from the graph that is compiled
-with them. So neither old nor hostile text makes a result wrong.
+with them. So neither old nor hostile text makes a result wrong, but for a defect of oneDNN that a check would find.
 """
 
 from __future__ import annotations

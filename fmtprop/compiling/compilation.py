@@ -183,10 +183,13 @@ class Compilation(Planned):
         if not self._checked:
             return []
         # most primitives of a plan for another shape are known: its key takes longer than to ask for each
+        like = self._like if kept.name == OTHER_SHAPE else None
         key = None if kept.name == OTHER_SHAPE else key_of({"plan": kept.key})
         if key is not None and self._store.has_passed(key):
             return []
-        checked = filter(is_built, self._like.graph.nodes() if self._like and kept.name == OTHER_SHAPE else ())
+        if like is not None and like.is_checked and like.key == kept.key:
+            return []
+        checked = filter(is_built, like.graph.nodes() if like is not None else ())
         wrong = check_steps(draft.plan.steps, self._store, draft.plan.packed, checked)
         if not wrong and key is not None:
             self._store.add_passed([key])

@@ -74,6 +74,8 @@ class Entrant:
     certificate: Certificate | None = None
     #: the rewrite of the normal graph before its formats were chosen
     rewrite: Pass | None = None
+    #: whether its primitives passed their check in another process, on a machine like this one
+    is_checked: bool = False
 
     @cached_property
     def key(self) -> str:
@@ -96,9 +98,10 @@ def name_of_rewrite(entrant: Entrant) -> str:
     return next((one.name for one in OF_GRAPH if one.rewrite == entrant.rewrite), "")
 
 
-def entrant_of(graph: Graph, rewrite: str) -> Entrant:
+def entrant_of(graph: Graph, rewrite: str, *, is_checked: bool = False) -> Entrant:
     """Return the entrant of a formatted graph; the name of a rewrite is not trusted."""
-    return Entrant(OTHER_SHAPE, graph, rewrite=next((one.rewrite for one in OF_GRAPH if one.name == rewrite), None))
+    before = next((one.rewrite for one in OF_GRAPH if one.name == rewrite), None)
+    return Entrant(OTHER_SHAPE, graph, rewrite=before, is_checked=is_checked)
 
 
 class Entrants:

@@ -41,9 +41,12 @@ class Shapes:
         if not compilation.is_like_another_shape:
             self._chosen = [*self._chosen, (_sizes(compilation.imported), compilation.kept)][-_MOST:]
 
-    def note_choices(self, formatted: Graph, rewrite: str) -> None:
-        """Take note of the choices of another process: a formatted graph, and the name of the rewrite before it."""
-        self._chosen.append((_sizes(formatted), entrant_of(formatted, rewrite)))
+    def note_choices(self, formatted: Graph, rewrite: str, *, is_checked: bool = False) -> None:
+        """Take note of the choices of another process: a formatted graph, and the name of the rewrite before it.
+
+        `is_checked`: whether its primitives passed their check there, on a machine like this one.
+        """
+        self._chosen.append((_sizes(formatted), entrant_of(formatted, rewrite, is_checked=is_checked)))
 
 
 def _sizes(imported: Graph) -> tuple[int, ...]:

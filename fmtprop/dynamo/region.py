@@ -247,7 +247,8 @@ class Region:
         if self._shapes is None and (self._symbolic or earlier is not None):
             self._shapes = Shapes(args[i] for i in self._constants)
         if self._shapes is not None and earlier is not None and earlier.choices is not None:
-            self._shapes.note_choices(*earlier.choices)
+            # its key has the options and the machine: there, the plan passed its check
+            self._shapes.note_choices(*earlier.choices, is_checked=True)
         return self._shapes
 
     def _run_eager(self, args: Sequence[Any]) -> Sequence[Any]:

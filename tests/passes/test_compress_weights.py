@@ -60,6 +60,16 @@ def test_results_are_those_of_the_decoded_weights(policy, dims, weights):
     assert ops(net).count("decode_nbits") == 2 * many and ops(net).count("matmul_nbits") == 2 * (not many)
 
 
+@pytest.mark.skipif("avx512" not in str(dnnl.lib().isa), reason="needs AVX-512")
+@pytest.mark.parametrize("policy", ["optimal", "propagate"])
+def test_a_matrix_is_decoded_in_the_blocks_that_its_product_reads(policy):
+    """No step puts them in order."""
+    layer, x = nn.Linear(512, 1024, bias=False).eval(), torch.randn(64, 512)
+    net = fp.compile(layer, x, weights="int4", policy=policy, deterministic=True)
+    assert ops(net) == ["decode_nbits", "matmul"]
+    assert net.plan.steps[0].node.descs[0].inner_blocks
+
+
 @pytest.mark.parametrize("rows", [2, 40])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_model_in_a_narrow_type_has_codes(dtype, rows):
