@@ -76,46 +76,29 @@ def most_rows(machine: Isa) -> int:
 
 @dataclass(frozen=True)
 class NBitsKernel(StandaloneKernel):
-    """``dst[m, n] = tail(sum over k of src[m, k] * decoded[n, k] + bias[n])``.
-
-    Parameters
-    ----------
-    outputs, depth : int
-        Rows of the matrix, and codes of a row.
-    bits : {4, 8}
-        Bits of a code: without sign, two to a byte and the first in its low half; or a signed byte.
-    group : int
-        Codes that share a scale.
-    src, dst : DataType
-        Data types of src and dst.
-    has_zero_points : bool
-        Whether each group has a zero point, in f32; otherwise it is 8 for 4 bits, and 0 for 8.
-    bias : DataType or None
-        Data type of the bias; None without one.
-    tail : tuple of Tail
-        The post-ops.
-    rows : int
-        Rows of src.
-    row_steps : tuple of (str, int)
-        Name of src, dst or another tensor at the outputs, and numbers from row to row; those that are not named are the
-        same for all rows.
-    is_exact : bool
-        Whether infinities of src must give what they give in PyTorch; as integers, they give NaN.
-    """
+    """``dst[m, n] = tail(sum over k of src[m, k] * decoded[n, k] + bias[n])``."""
 
     stem = "nbits"
 
+    #: `outputs`, `depth`: rows of the matrix, and codes of a row
     outputs: int
     depth: int
+    #: bits of a code: without sign, two to a byte and the first in its low half; or a signed byte
     bits: int
+    #: codes that share a scale
     group: int
     src: DataType
     dst: DataType
+    #: whether each group has a zero point, in f32; otherwise it is 8 for 4 bits, and 0 for 8
     has_zero_points: bool = False
+    #: data type of the bias; None without one
     bias: DataType | None = None
     tail: tuple[Tail, ...] = ()
     rows: int = 1
+    #: name of src, dst or another tensor at the outputs, and numbers from row to row; those that are not named are the
+    #: same for all rows
     row_steps: tuple[tuple[str, int], ...] = ()
+    #: whether infinities of src must give what they give in PyTorch; as integers, they give NaN
     is_exact: bool = False
 
     @property
@@ -198,15 +181,7 @@ class NBitsKernel(StandaloneKernel):
 
 @dataclass(frozen=True)
 class DecodeKernel(StandaloneKernel):
-    """``dst[n, k] = (weights[n, k] - zero point) * scale``.
-
-    Parameters
-    ----------
-    outputs, depth, bits, group, dst, has_zero_points
-        See :class:`NBitsKernel`.
-    is_blocked : bool
-        Whether dst has blocks of 64 rows, with the numbers of a column (of bf16, of two columns) side by side.
-    """
+    """``dst[n, k] = (weights[n, k] - zero point) * scale``."""
 
     stem = "decode"
 
@@ -216,6 +191,7 @@ class DecodeKernel(StandaloneKernel):
     group: int
     dst: DataType
     has_zero_points: bool = False
+    #: whether dst has blocks of 64 rows, with the numbers of a column (of bf16, of two columns) side by side
     is_blocked: bool = False
 
     @property

@@ -36,21 +36,7 @@ class QuantizeRowsArguments(Arguments):
 
 @dataclass(frozen=True)
 class QuantizeRowsKernel(StandaloneKernel):
-    """``dst[r, c] = clamp(round(src[r, c] / scale[r]) + zero[r], low, high)`` with scales of the rows' ranges.
-
-    Parameters
-    ----------
-    rows, columns : int
-        Sizes of src; one row has one scale.
-    low, high : int
-        Limits of the integers.
-    divisor, least : float
-        The scale is the range over `divisor`, and at least `least`.
-    symmetric, multiplies : bool
-        See :class:`fmtprop.ops.dynamic_quantization.DynamicQuantize`.
-    dtype : DataType
-        Type of dst: u8, s8 or f32.
-    """
+    """``dst[r, c] = clamp(round(src[r, c] / scale[r]) + zero[r], low, high)`` with scales of the rows' ranges."""
 
     stem = "quantize_rows"
     overwrites = False
@@ -59,10 +45,12 @@ class QuantizeRowsKernel(StandaloneKernel):
     columns: int
     low: int
     high: int
+    #: `divisor`, `least`: the scale is the range over `divisor`, and at least `least`
     divisor: float
     least: float
     symmetric: bool
     multiplies: bool
+    #: type of dst: u8, s8 or f32
     dtype: DataType
 
     @property

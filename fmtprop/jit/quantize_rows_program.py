@@ -35,16 +35,8 @@ _NEAREST = 0
 def quantize_rows(isa: Isa, dtype: str, *, symmetric: bool, of_pieces: bool, multiplies: bool) -> bytes:
     """Return the program.
 
-    Parameters
-    ----------
-    dtype : {"f32", "u8", "s8"}
-        Type of the results.
-    symmetric : bool
-        Whether zeros are 0.
-    of_pieces : bool
-        Whether rows are pieces of one, whose ranges are known.
-    multiplies : bool
-        Whether numbers are multiplied by the reciprocal of the scale.
+    `symmetric`: whether zeros are 0. `of_pieces`: whether rows are pieces of one, whose ranges are known. `multiplies`:
+    whether numbers are multiplied by the reciprocal of the scale.
     """
     p = _QuantizedRows(isa, symmetric=symmetric)
     p.share(_ITEM, _END, "rows")

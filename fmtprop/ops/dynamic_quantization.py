@@ -25,31 +25,21 @@ from fmtprop.ops.building import Tensors
 
 @dataclass(frozen=True)
 class DynamicQuantize(Attrs):
-    """Attributes of ``dst = clamp(round(src / scale) + zero, low, high)``, the scale being that of the numbers' range.
+    """Attributes of ``dst = clamp(round(src / scale) + zero, low, high)``, the scale by the numbers' range."""
 
-    Parameters
-    ----------
-    low, high : int
-        Least and largest integer.
-    divisor : float
-        The range over the scale. The range is the largest magnitude of `symmetric` numbers, or from the least number to
-        the largest, or to 0.
-    least : float
-        Least scale. If it is 0, a range of 0 is divided by 1.
-    symmetric : bool
-        Whether the zero is 0; otherwise it is the integer at which the least number becomes `low`.
-    whole : bool
-        Whether the tensor has one scale; otherwise each row along the last axis has one.
-    multiplies : bool
-        Whether numbers are multiplied by the reciprocal of the scale, which is rounded, too.
-    """
-
+    #: `low`, `high`: least and largest integer
     low: int
     high: int
+    #: the range over the scale. The range is the largest magnitude of `symmetric` numbers, or from the least number to
+    #: the largest, or to 0.
     divisor: float
+    #: least scale. If it is 0, a range of 0 is divided by 1.
     least: float = 0.0
+    #: whether the zero is 0; otherwise it is the integer at which the least number becomes `low`
     symmetric: bool = False
+    #: whether the tensor has one scale; otherwise each row along the last axis has one
     whole: bool = False
+    #: whether numbers are multiplied by the reciprocal of the scale, which is rounded, too
     multiplies: bool = False
 
     def __post_init__(self) -> None:
@@ -65,13 +55,7 @@ class DynamicQuantize(Attrs):
 
 
 def infer(attrs: DynamicQuantize, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
-    """Return src's type, and twice that of the scales.
-
-    Raises
-    ------
-    ShapeError
-        src has no rows, or is not f32.
-    """
+    """Return src's type, and twice that of the scales."""
     src = types["src"]
     if src.dtype is not DataType.F32 or (not attrs.whole and not src.ndim):
         raise ShapeError(f"src is {src}, but must be rows of f32")

@@ -37,24 +37,12 @@ _BLOCK_SIZE: Final = 1 << 16
 class MatMulNBits(Attrs):
     """Attributes of a product with a matrix of codes.
 
-    Parameters
-    ----------
-    bits : {4, 8}
-        Bits of a code: without sign, two to a byte and the first in its low half; or a signed byte.
-    group : int
-        Neighbouring codes of a row that share a scale and a zero point; the last group of a row may have fewer.
-
-    Raises
-    ------
-    ShapeError
-        There are no such codes or groups.
-
-    References
-    ----------
     ONNX Runtime's contrib operators, "com.microsoft.MatMulNBits", for 4 bits; its 8-bit codes have no sign.
     """
 
+    #: bits of a code: without sign, two to a byte and the first in its low half; or a signed byte
     bits: int = 4
+    #: neighbouring codes of a row that share a scale and a zero point; the last group of a row may have fewer
     group: int = 32
 
     def __post_init__(self) -> None:
@@ -66,20 +54,11 @@ class MatMulNBits(Attrs):
 
 @dataclass(frozen=True)
 class DecodeNBits(MatMulNBits):
-    """Attributes of the decoding of a matrix of codes.
-
-    Parameters
-    ----------
-    bits, group
-        See :class:`MatMulNBits`.
-    depth : int
-        Numbers of a row; the last group of a row may have more codes.
-    dtype : str
-        Data type of the result.
-    """
+    """Attributes of the decoding of a matrix of codes."""
 
     each_run: ClassVar[bool] = True
 
+    #: numbers of a row; the last group of a row may have more codes
     depth: int = 0
     dtype: str = "f32"
 
@@ -198,12 +177,7 @@ def _encoded(weights: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor
 def packed(numbers: torch.Tensor, zero_points: torch.Tensor) -> tuple[int, torch.Tensor, torch.Tensor | None] | None:
     """Return the bits, codes and zero points of integers of groups; None if a group's do not fit into 8 bits.
 
-    Parameters
-    ----------
-    numbers : torch.Tensor
-        Integers [N, K], of any type.
-    zero_points : torch.Tensor
-        What is subtracted from them, f32 [N, groups].
+    `numbers`: integers [N, K], of any type. `zero_points`: what is subtracted from them, f32 [N, groups].
     """
     groups = numbers.reshape(*zero_points.shape, -1)
     low, high = groups.amin(-1).float(), groups.amax(-1).float()

@@ -39,21 +39,13 @@ _INTEGERS = frozenset({DataType.U8, DataType.S8, DataType.U16, DataType.S16, Dat
 
 @dataclass(frozen=True)
 class Quantize(Attrs):
-    """Attributes of a quantization: ``dst = clamp(round(src / scale) + zero_point, low, high)``.
-
-    Parameters
-    ----------
-    dtype : str
-        Type of the integers.
-    low, high : int
-        Least and largest integer.
-    axis : int
-        Axis along which scales and zero points vary, if there are several.
-    """
+    """Attributes of a quantization: ``dst = clamp(round(src / scale) + zero_point, low, high)``."""
 
     dtype: str
+    #: `low`, `high`: least and largest integer
     low: int
     high: int
+    #: axis along which scales and zero points vary, if there are several
     axis: int = 0
 
     def __post_init__(self) -> None:
@@ -65,30 +57,18 @@ class Quantize(Attrs):
 
 @dataclass(frozen=True)
 class Dequantize(Attrs):
-    """Attributes of a dequantization: ``dst = (src - zero_point) * scale``.
+    """Attributes of a dequantization: ``dst = (src - zero_point) * scale``."""
 
-    Parameters
-    ----------
-    axis : int
-        Axis along which scales and zero points vary, if there are several.
-    """
-
+    #: axis along which scales and zero points vary, if there are several
     axis: int = 0
 
 
 @dataclass(frozen=True)
 class FakeQuantize(Attrs):
-    """Attributes of rounding to a grid: ``dst = clamp(round(src / scale), low, high) * scale``.
-
-    Parameters
-    ----------
-    scale : float
-        Distance of neighbouring numbers.
-    low, high : int
-        Least and largest multiple of it.
-    """
+    """Attributes of rounding to a grid: ``dst = clamp(round(src / scale), low, high) * scale``."""
 
     scale: float
+    #: `low`, `high`: least and largest multiple of it
     low: int
     high: int
 
@@ -108,13 +88,7 @@ class FakeQuantize(Attrs):
 
 
 def _check_parameters(types: Mapping[str, TensorType], axis: int) -> None:
-    """Check that there is one scale, or one for each index of an axis, and as many zero points.
-
-    Raises
-    ------
-    ShapeError
-        The dims differ, or there is no such axis.
-    """
+    """Check that there is one scale, or one for each index of an axis, and as many zero points."""
     src, scale, zero = types["src"], types["scale"], types.get("zero_point")
     if scale.size != 1 or scale.ndim > 1:
         if not 0 <= axis < src.ndim:
@@ -199,13 +173,7 @@ def _scales(grid: Grid) -> torch.Tensor:
 
 
 def _primitive(attrs: FakeQuantize, descs: Natives, attr: NativeAttr) -> Lowering:
-    """Create the reorder to bytes.
-
-    Raises
-    ------
-    UnsupportedOpError
-        dst is f32: oneDNN has no single function for it.
-    """
+    """Create the reorder to bytes."""
     if descs["dst"].data_type not in (DataType.U8, DataType.S8):
         raise UnsupportedOpError("fake_quantize: oneDNN rounds in a reorder to bytes, not in one to f32")
     return reorder(attrs, descs, attr)  # type: ignore[arg-type]  # a reorder's formats are its only attributes

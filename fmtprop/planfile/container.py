@@ -49,21 +49,8 @@ OURS = re.compile(rb'.{8}\{"__metadata__":\{"format":"fmtprop-plan"', re.DOTALL)
 class Container:
     """A plan file in memory, checked but for the blocks' checksums.
 
-    Parameters
-    ----------
-    data : memoryview
-        All bytes.
-    owner : object
-        Keeps them in memory.
-
-    Attributes
-    ----------
-    version : int
-        Version of the document.
-    document : dict
-        The document, of which nothing is known.
-    blocks : list of torch.Tensor
-        Flat bytes, aligned; slices of the file where that is aligned.
+    `data`: all bytes. `owner`: keeps them in memory. `blocks`: flat bytes, aligned; slices of the file where that is
+    aligned.
     """
 
     def __init__(self, data: memoryview, owner: object) -> None:
@@ -87,12 +74,7 @@ class Container:
 def mapped(path: Path) -> tuple[memoryview, object]:
     """Return the bytes of a file, mapped: processes that read it share its pages.
 
-    Raises
-    ------
-    OSError
-        It cannot be read, or is no regular file.
-    PlanError
-        It is empty.
+    Raises OSError if it cannot be read, or is no regular file.
     """
     with opened(path, _MOST_NBYTES) as file:
         if not os.fstat(file.fileno()).st_size:
@@ -116,10 +98,7 @@ def padded(block: torch.Tensor) -> torch.Tensor:
 def write(path: Path, document: dict[str, Any], blocks: Sequence[torch.Tensor]) -> None:
     """Write a plan file; a reader never sees an incomplete one.
 
-    Raises
-    ------
-    OSError
-        The file system refuses, or another program's file has that name.
+    Raises OSError if the file system refuses, or another program's file has that name.
     """
     with replacing(path, OURS) as temporary, temporary.open("wb") as file:
         for part in parts(document, blocks):

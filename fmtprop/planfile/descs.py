@@ -62,13 +62,6 @@ def has_usual_strides(desc: MemoryDesc) -> bool:
 def descs_of(rows: Any) -> list[MemoryDesc]:
     """Return the formats of a table, of which nothing is trusted.
 
-    Raises
-    ------
-    PlanError
-        A row is no format.
-
-    Examples
-    --------
     >>> descs_of([["f32", [2, 17, 5, 7], "aBcd16b"]])
     [MemoryDesc((2, 17, 5, 7), 'f32', tag='aBcd16b')]
     """
@@ -116,13 +109,7 @@ def _desc(row: Any, place: int) -> MemoryDesc:
 
 
 def at(items: Sequence[T], place: object, what: str) -> T:
-    """Return an item by its place in a list, of which nothing is trusted.
-
-    Raises
-    ------
-    PlanError
-        There is none.
-    """
+    """Return an item by its place in a list, of which nothing is trusted."""
     if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < len(items):
         raise PlanError(f"there is no {what} {str(place)[:80]}")
     return items[place]

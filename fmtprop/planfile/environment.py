@@ -28,8 +28,6 @@ def environment(target: str) -> dict[str, str]:
 def differences(made: dict[str, str], here: dict[str, str]) -> list[str]:
     """Return what differs, in words: ``threads 4 there, 2 here``.
 
-    Examples
-    --------
     >>> differences({"threads": "4", "torch": "2"}, {"threads": "2", "torch": "2"})
     ['threads: 4 in the file, 2 here']
     """

@@ -32,10 +32,7 @@ def is_built(node: Node) -> bool:
 def rebuild(graph: Graph, target: Provider, fallback: Provider, names: Collection[str]) -> Graph:
     """Return a graph of a plan file in which some nodes have their implementations.
 
-    Raises
-    ------
-    NotOfferedError
-        A target has no such implementation here.
+    Raises NotOfferedError if a target has no such implementation here.
     """
     return _Rebuilding(target, fallback).run(graph, names)
 

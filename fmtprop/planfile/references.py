@@ -39,23 +39,13 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a block is made from a range of bytes of a file.
-
-    Parameters
-    ----------
-    dtype : DataType
-        Of the numbers in the file.
-    order : tuple of int
-        The block's axes in the order in which they lie in the file.
-    desc : MemoryDesc
-        The block's format.
-    axis : int, optional
-        The axis with a factor for each index.
-    """
+    """How a block is made from a range of bytes of a file."""
 
     dtype: DataType
+    #: the block's axes in the order in which they lie in the file
     order: tuple[int, ...]
     desc: MemoryDesc
+    #: the axis with a factor for each index
     axis: int | None = None
 
     @property
@@ -74,12 +64,7 @@ class Recipe:
     def block(self, raw: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
         """Return the block: flat bytes in its format, filled up with zeros to the alignment.
 
-        Parameters
-        ----------
-        raw : torch.Tensor
-            The range.
-        factors : torch.Tensor, optional
-            Factors in f64; products are rounded to f32, then to the block's data type.
+        `factors`: factors in f64; products are rounded to f32, then to the block's data type.
         """
         numbers, desc = self.numbers(raw), self.desc
         if factors is not None and self.axis is not None:
@@ -94,30 +79,14 @@ class Recipe:
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """A file that a plan refers to.
-
-    Parameters
-    ----------
-    name : str
-        Its name, without a path.
-    nbytes : int
-        Its size.
-    sha256 : str
-        Its digest.
-    """
+    """A file that a plan refers to."""
 
     name: str
     nbytes: int
     sha256: str
 
     def mapped(self, place: Path, *, links: bool) -> memoryview:
-        """Return the bytes of the file at a place; with `links`, the place may be a link.
-
-        Raises
-        ------
-        PlanError
-            It cannot be read, or has another size.
-        """
+        """Return the bytes of the file at a place; with `links`, the place may be a link."""
         try:
             with opened(place, _MOST_NBYTES, links=links) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -130,13 +99,7 @@ class WeightsFile:
             raise PlanError(f"{self}, but {place} cannot be read: {error.strerror}; {_NAME_IT}") from error
 
     def check(self, data: memoryview, place: Path) -> None:
-        """Compare the file's digest.
-
-        Raises
-        ------
-        PlanError
-            It is another file, or was changed.
-        """
+        """Compare the file's digest."""
         found = hashlib.sha256(data).hexdigest()
         if found != self.sha256:
             raise PlanError(f"{self}, but {place} has {found}, so it is another file, or was changed: {_REMEDY}")
@@ -152,26 +115,8 @@ _REMEDY = "bring that file back, or compile the model and save the plan again"
 class References:
     """The blocks of a plan file, those that are made of other files' bytes included.
 
-    Parameters
-    ----------
-    row : object
-        What the document says of them, of which nothing is trusted; None without any.
-    descs, blocks : sequence
-        The document's formats, and the blocks in the file.
-    folder : Path, optional
-        The plan file's folder; None for bytes.
-    given : str, path or sequence of them, optional
-        The caller's files, or the folder of them.
-
-    Attributes
-    ----------
-    blocks : list of torch.Tensor
-        All blocks.
-
-    Raises
-    ------
-    PlanError
-        A file is missing or has another size, or a row is malformed.
+    `row`: what the document says of them, of which nothing is trusted; None without any. `descs`, `blocks`: the
+    document's formats, and the blocks in the file. `folder`: the plan file's folder; None for bytes.
     """
 
     def __init__(
@@ -198,13 +143,7 @@ class References:
             self._make(item, descs, blocks)
 
     def check(self, checksums: Sequence[object]) -> None:
-        """Compare the files with their digests, and the blocks with their checksums.
-
-        Raises
-        ------
-        PlanError
-            A file or a block is another one, or their numbers differ.
-        """
+        """Compare the files with their digests, and the blocks with their checksums."""
         for file, data, place in self._files:
             file.check(data, place)
         if len(checksums) != len(self.blocks):

@@ -28,10 +28,8 @@ _CHOICE = {"target": str, "impl": str, "operands": dict, "reason": str, "cost": 
 def rows_of(graph: Graph, descs: Descs) -> list[dict[str, Any]]:
     """Return the rows of a formatted graph, in topological order.
 
-    Raises
-    ------
-    GraphError
-        A node has attributes that could not be read again, or calls an operator that a file must not name.
+    Raises GraphError if a node has attributes that could not be read again, or calls an operator that a file must not
+    name.
     """
     return [_row(graph, node, descs) for node in graph.nodes()]
 
@@ -72,13 +70,7 @@ def _choice_row(choice: Choice, descs: Descs) -> dict[str, Any]:
 
 
 def graph_of(name: str, structure: str, rows: Sequence[Any], descs: Sequence[MemoryDesc]) -> Graph:
-    """Return the graph of some rows, of which nothing is trusted; the handle of a choice is its identity in the file.
-
-    Raises
-    ------
-    PlanError
-        A row is malformed, or reads what does not exist.
-    """
+    """Return the graph of some rows, of which nothing is trusted; a choice's handle is its identity in the file."""
     graph = Graph(name, structure)
     for index, row in enumerate(rows):
         try:

@@ -41,23 +41,13 @@ _MORE_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Settings:
-    """What an application takes beside its models, for each of them.
-
-    Parameters
-    ----------
-    replicas : int
-        Processes that run the model.
-    cpus : int
-        CPUs of a replica, and its threads.
-    queue : int
-        Requests that a replica holds, and that wait in front of all replicas; more get 429.
-    timeout_ms : int
-        Time for a request, in milliseconds; later ones get 504. A request may set less.
-    """
+    """What an application takes beside its models, for each of them."""
 
     replicas: int = 1
     cpus: int = 1
+    #: requests that a replica holds, and that wait in front of all replicas; more get 429
     queue: int = 64
+    #: time for a request, in milliseconds; later ones get 504. A request may set less.
     timeout_ms: int = 30_000
 
     def __post_init__(self) -> None:
@@ -70,16 +60,8 @@ class Settings:
 def app(arguments: Mapping[str, Any]) -> Any:
     """Return the application for ``serve run`` and for the ``args`` of Serve's configuration file.
 
-    Parameters
-    ----------
-    arguments : mapping
-        ``model``: plan files, or folders with plans of one model for several sizes, separated by commas; a model's name
-        is that of its file. Or a mapping of names to paths. Others: see :class:`Settings`.
-
-    Raises
-    ------
-    InputError
-        There is no such argument, or its value does not fit.
+    `arguments`: ``model``: plan files, or folders with plans of one model for several sizes, separated by commas; a
+    model's name is that of its file. Or a mapping of names to paths. Others: see :class:`Settings`.
     """
     given = dict(arguments)
     models = given.pop("model", None)
@@ -94,13 +76,8 @@ def app(arguments: Mapping[str, Any]) -> Any:
 def application(models: Mapping[str, Any], settings: Settings | None = None) -> Any:
     """Return a Serve application.
 
-    Parameters
-    ----------
-    models : mapping of str to Source
-        Names, and what :class:`fmtprop.serving.Rows` takes: paths that all nodes have. Or a function without arguments
-        that returns that, in the replica.
-    settings : Settings, optional
-        Replicas, CPUs, queue and time of each model.
+    `models`: names, and what :class:`fmtprop.serving.Rows` takes: paths that all nodes have. Or a function without
+    arguments that returns that, in the replica.
     """
     settings = settings or Settings()
     deployments = {

@@ -13,16 +13,8 @@ from fmtprop.system.limits import MAX_THREADS
 def set_threads(threads: int | None) -> int:
     """Set this process's threads, before a plan is loaded, and return their number.
 
-    Parameters
-    ----------
-    threads : int, optional
-        Their number; by default the CPUs that Ray assigned to the actor, rounded down, at least one. Unchanged outside
-        of Ray. (Ray sets ``OMP_NUM_THREADS`` to 1 where an actor has no number of CPUs.)
-
-    Raises
-    ------
-    InputError
-        ``threads`` is no number of threads.
+    `threads`: their number; by default the CPUs that Ray assigned to the actor, rounded down, at least one. Unchanged
+    outside of Ray. (Ray sets ``OMP_NUM_THREADS`` to 1 where an actor has no number of CPUs.)
     """
     count = _assigned() if threads is None else threads
     if count is not None:

@@ -20,21 +20,12 @@ from fmtprop.serving.rows import Rows, Shapes
 
 @dataclass(frozen=True)
 class Ran:
-    """What an observer is told about a run.
-
-    Parameters
-    ----------
-    requests, rows : int
-        Requests and rows that ran together.
-    seconds : float
-        Time of the run.
-    waiting : int
-        Requests in the queue when it began.
-    """
+    """What an observer is told about a run."""
 
     requests: int
     rows: int
     seconds: float
+    #: requests in the queue when it began
     waiting: int
 
 

@@ -80,17 +80,8 @@ Source: TypeAlias = str | PathLike[str] | bytes | CompiledModel | DynamicModel |
 def engines_of(source: Source) -> list[Engine]:
     """Return the engines of a model.
 
-    Parameters
-    ----------
-    source : str, path, bytes, CompiledModel, DynamicModel, Engine, or a sequence of these
-        Plan files, folders of them, their bytes, compiled models: one for each shape.
-
-    Raises
-    ------
-    InputError
-        There is no plan.
-    PlanError
-        A plan cannot be loaded.
+    `source`: plan files, folders of them, their bytes, compiled models: one for each shape. Raises PlanError if a plan
+    cannot be loaded.
     """
     if isinstance(source, Engine):
         return [source]

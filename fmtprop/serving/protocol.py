@@ -70,22 +70,12 @@ class RequestError(InputError):
 
 @dataclass(frozen=True)
 class Request:
-    """A request for inference.
-
-    Parameters
-    ----------
-    id : str or None
-        The client's name for it.
-    tensors : list of torch.Tensor
-        In the order of the model's inputs.
-    outputs : list of (str, bool)
-        Wanted results, and whether as binary data.
-    seconds : float or None
-        Time that the client gives it.
-    """
+    """A request for inference."""
 
     id: str | None
+    #: in the order of the model's inputs
     tensors: list[torch.Tensor]
+    #: wanted results, and whether as binary data
     outputs: list[tuple[str, bool]]
     seconds: float | None
 
@@ -93,13 +83,6 @@ class Request:
 def route(method: str, path: str) -> tuple[str, str | None]:
     """Return what a path asks for, and the model: live, ready, server, model, model_ready, infer.
 
-    Raises
-    ------
-    RequestError
-        404 for other paths, 405 for another method.
-
-    Examples
-    --------
     >>> route("POST", "/v2/models/resnet50/infer")
     ('infer', 'resnet50')
     """
@@ -157,19 +140,7 @@ def _described(spec: Spec) -> dict[str, Any]:
 def decode(body: bytes, header_length: str | None, inputs: Sequence[Spec], outputs: Sequence[Spec]) -> Request:
     """Return a request.
 
-    Parameters
-    ----------
-    body : bytes
-        JSON, and behind it the binary tensors.
-    header_length : str or None
-        Value of the header ``Inference-Header-Content-Length``; without it, all of the body is JSON.
-    inputs, outputs : sequence of Spec
-        Those of the model.
-
-    Raises
-    ------
-    RequestError
-        400: the message names the tensor, what it has, and what it must have.
+    `header_length`: value of the header ``Inference-Header-Content-Length``; without it, all of the body is JSON.
     """
     end = len(body)
     if header_length is not None:
@@ -346,13 +317,7 @@ def _short(value: Any) -> str:
 
 
 def encode(model: str, request: Request, results: Mapping[str, torch.Tensor]) -> tuple[dict[str, str], bytes]:
-    """Return the headers and the body of a response.
-
-    Raises
-    ------
-    RequestError
-        400: a result has numbers that JSON cannot hold.
-    """
+    """Return the headers and the body of a response."""
     rows, raws = [], []
     for name, is_binary in request.outputs:
         tensor = results[name].detach().contiguous()

@@ -71,10 +71,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)  # a child
 def read(path: Path, timeout: float) -> tuple[Records, str]:
     """Return the sound records of a file, and a description of its damage.
 
-    Raises
-    ------
-    OSError
-        The file is not regular, is too large, or cannot be read now.
+    Raises OSError if the file is not regular, is too large, or cannot be read now.
     """
     global _known
     known, state, records = _known, _state(path), Records()
@@ -91,13 +88,7 @@ def read(path: Path, timeout: float) -> tuple[Records, str]:
 
 
 def write(path: Path, records: Records, *, sync: bool, damaged: bool, timeout: float) -> None:
-    """Add records to a file; create or replace the file if necessary.
-
-    Raises
-    ------
-    OSError
-        The records cannot be written; the file keeps its old records.
-    """
+    """Add records to a file; create or replace the file if necessary."""
     global _known
     path.parent.mkdir(parents=True, exist_ok=True)
     if not damaged:
@@ -179,12 +170,7 @@ def _checksum(kind: str, key: str, value: float | str) -> int:
 def _with(path: Path, mode: str, timeout: float, work: Callable[[sqlite3.Connection], _T]) -> _T:
     """Call `work` with a connection and return its result; retry while another process has locked the file.
 
-    Raises
-    ------
-    OSError
-        The file cannot be used now.
-    sqlite3.DatabaseError
-        The file is damaged or foreign.
+    Raises sqlite3.DatabaseError if the file is damaged or foreign.
     """
     deadline = monotonic() + timeout
     while True:

@@ -19,8 +19,6 @@ from fmtprop.system.machine import cpu_model
 def key_of(problem: Mapping[str, object]) -> str:
     """Return the key of a problem on this machine; it includes library, instruction set, CPU and number of threads.
 
-    Examples
-    --------
     >>> key_of({"op": "a"}) == key_of({"op": "a"}), key_of({"op": "a"}) == key_of({"op": "b"})
     (True, False)
     """

@@ -24,26 +24,13 @@ Kind = Literal["figure", "learned", "verdict", "check"]
 class Store:
     """Figures, verdicts and passed checks by key, on disk.
 
-    Parameters
-    ----------
-    path : Path, optional
-        The file; by default one for this library and instruction set in the user's cache directory
-        (``FMTPROP_CACHE_DIR`` overrides it).
-    timeout : float, optional
-        Seconds to wait for another process.
+    `path`: the file; by default one for this library and instruction set in the user's cache directory
+    (``FMTPROP_CACHE_DIR`` overrides it). `timeout`: seconds to wait for another process. Warns RuntimeWarning, at
+    most once, if the file cannot be read, is damaged, or cannot be written. There is no other consequence.
 
-    Warns
-    -----
-    RuntimeWarning
-        At most once: the file cannot be read, is damaged, or cannot be written. There is no other consequence.
-
-    Notes
-    -----
     Records are read once, when the store is opened; records that other processes add later are not seen. Stores of one
     file share their records while only this process changes it.
 
-    Examples
-    --------
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as directory:
     ...     path = pathlib.Path(directory) / "store.sqlite"
@@ -101,12 +88,9 @@ class Store:
     def add_figures(self, figures: Mapping[str, float], *, sync: bool = False) -> None:
         """Record figures in memory and on disk.
 
-        Parameters
-        ----------
-        sync : bool
-            Whether to wait until the figures are on the disk. The wait can take a tenth of a compilation, so it is for
-            figures that took longer to measure. Otherwise a failure of the machine (not of the process) may lose them
-            and all records written before.
+        `sync`: whether to wait until the figures are on the disk. The wait can take a tenth of a compilation, so it is
+        for figures that took longer to measure. Otherwise a failure of the machine (not of the process) may lose them
+        and all records written before.
         """
         self._add("figure", {key: float(value) for key, value in figures.items() if 0 < value < math.inf}, sync)
 

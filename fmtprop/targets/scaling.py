@@ -52,17 +52,10 @@ class Kept:
 
 @dataclass
 class Chain:
-    """The post-ops of a primitive.
-
-    Attributes
-    ----------
-    steps : list of Function or Kept
-        In order.
-    dst_scale : float
-        Divides the result behind them; 1 for none.
-    """
+    """The post-ops of a primitive."""
 
     steps: list[Function | Kept] = field(default_factory=list)
+    #: divides the result behind them; 1 for none
     dst_scale: float = 1.0
     _factor: float = 1.0
     _summand: float = 0.0
@@ -98,20 +91,12 @@ class Chain:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Scales and zero points of a primitive, by the name of the operand or result.
-
-    Parameters
-    ----------
-    scales : mapping of str to tuple of float
-        One, or one for each output.
-    masks : mapping of str to int
-        Bits of the axes along which they vary.
-    zeros : mapping of str to int
-        Zero points that are not 0.
-    """
+    """Scales and zero points of a primitive, by the name of the operand or result."""
 
     scales: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    #: bits of the axes along which they vary
     masks: Mapping[str, int] = field(default_factory=dict)
+    #: zero points that are not 0
     zeros: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -129,10 +114,7 @@ def byte_grids(node: Node, stored: Stored) -> dict[str, Grid]:
 def chain_of(node: Node, stored: Stored) -> Chain:
     """Return the post-ops of the primitive of a node.
 
-    Raises
-    ------
-    UnsupportedOpError
-        oneDNN cannot read a post-op's operand as bytes.
+    Raises UnsupportedOpError if oneDNN cannot read a post-op's operand as bytes.
     """
     grids, chain = byte_grids(node, stored), Chain()
     for index, post_op in enumerate(node.post_ops):
@@ -214,13 +196,7 @@ def _nothing() -> Scaling:
 
 
 def scaling_of(node: Node, stored: Stored) -> Scaling:
-    """Return the scales and zero points of the primitive of a node.
-
-    Raises
-    ------
-    UnsupportedOpError
-        oneDNN cannot compute with these bytes.
-    """
+    """Return the scales and zero points of the primitive of a node."""
     grids = byte_grids(node, stored)
     if not grids:
         return _nothing()

@@ -38,13 +38,6 @@ class CompressWeights(NodePass):
     A matrix with an infinity or NaN stays as it is, and so does one whose rows are no whole groups. The codes are made
     when they are packed, one matrix after another, so that memory never holds all of a model twice.
 
-    Parameters
-    ----------
-    bits : {4, 8}
-        Bits of a code.
-
-    Notes
-    -----
     Requires a normal graph. Ensures that no product of rows with a large finite matrix reads it as floating numbers, if
     its rows are whole groups.
     """
@@ -85,10 +78,7 @@ def _is_finite(matrix: torch.Tensor) -> bool:
 def multiply_codes(graph: Graph, node: Node, inputs: dict[str, Value], attrs: MatMulNBits) -> None:
     """Replace a product by one with codes, which are among the inputs.
 
-    Parameters
-    ----------
-    inputs : dict
-        The product's inputs, with codes as its weights, and with scales; src and bias may be shaped anew.
+    `inputs`: the product's inputs, with codes as its weights, and with scales; src and bias may be shaped anew.
     """
     src, outputs = graph.type_of(inputs["src"]), graph.type_of(inputs["weights"]).dims[0]
     if isinstance(node.attrs, InnerProduct) and src.ndim > 2:

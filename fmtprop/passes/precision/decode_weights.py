@@ -23,20 +23,12 @@ class DecodeWeights(NodePass):
 
     The decoded matrix lives in the arena from its making to its only reader, so memory holds one at a time.
 
-    Parameters
-    ----------
-    target : Target, optional
-        The executing target; without one, every matrix is decoded.
-    dtype : DataType
-        Data type of the products and their matrices.
-
-    Notes
-    -----
     Requires a normal graph. Ensures that the target has code for each product with codes that is left.
     """
 
     name: ClassVar[str] = "decode-weights"
 
+    #: the executing target; without one, every matrix is decoded
     target: Target | None = None
     dtype: DataType = DataType.F32
 

@@ -32,8 +32,6 @@ _SUMS = {"aten.add.Tensor": 1, "aten.sub.Tensor": -1}
 class IntegerProducts:
     """Make a product of real numbers of each integer product with constant weights, of which the sums become f32.
 
-    Notes
-    -----
     Runs before :class:`~fmtprop.passes.precision.pair_quantization.PairQuantization`, which finds the numbers for which
     bytes stand.
     """

@@ -25,22 +25,11 @@ class KeepFloat:
 
     Their limits stay: numbers outside are the nearest limit.
 
-    Parameters
-    ----------
-    patterns : tuple of str
-        Names or origins of the nodes, with ``*`` for any text.
-
-    Notes
-    -----
     Requires a well-formed graph without formats, after :class:`PairQuantization`. Other readers of a rounding keep it,
     and constants stay as the file has them.
-
-    Raises
-    ------
-    OptionError
-        A pattern is of no node that reads rounded numbers.
     """
 
+    #: names or origins of the nodes, with ``*`` for any text
     patterns: tuple[str, ...]
     name: ClassVar[str] = "keep-float"
 

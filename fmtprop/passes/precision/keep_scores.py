@@ -21,8 +21,6 @@ class KeepScores(NodePass):
     The exponential makes a relative error of the rounded score itself: a score of 64 is rounded by up to 0.25 in bf16,
     so its weight is off by a quarter.
 
-    Notes
-    -----
     Requires and returns a normal graph.
     """
 

@@ -38,18 +38,12 @@ class LowerPrecision:
     a compute-intensive op's result would only be converted back, or is one of these numbers, the op writes f32
     itself, the type of its accumulator.
 
-    Parameters
-    ----------
-    dtype : DataType
-        ``bf16``, or ``f16`` if the library has it.
-
-    Notes
-    -----
     Requires and returns a normal graph.
     """
 
     name: ClassVar[str] = "lower-precision"
 
+    #: ``bf16``, or ``f16`` if the library has it
     dtype: DataType = DataType.BF16
 
     def run(self, graph: Graph) -> Graph:
@@ -73,18 +67,12 @@ class WidenPrecision:
     compute-intensive ones stay in f32, host ops get the model's type, and graph outputs keep it. So results are
     rounded less often than the model says.
 
-    Parameters
-    ----------
-    target : Computing, optional
-        Asked for the types, such as a target; nothing is widened without one.
-
-    Notes
-    -----
     Requires and returns a well-formed graph.
     """
 
     name: ClassVar[str] = "widen-precision"
 
+    #: asked for the types, such as a target; nothing is widened without one
     target: Computing | None = None
 
     def run(self, graph: Graph) -> Graph:

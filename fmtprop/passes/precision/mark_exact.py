@@ -24,20 +24,14 @@ _LARGEST_NBYTES = 16 << 20
 class MarkExact:
     """Mark nodes that must give PyTorch's special values.
 
-    Parameters
-    ----------
-    everything : bool
-        Whether to mark all nodes. Otherwise only maxima and minima that may read infinities are marked: those that
-        come from an input, a constant or a PyTorch operator (such as a mask) without a layer with weights between.
-
-    Notes
-    -----
     Requires a well-formed graph without formats, before fusion: a marked node that loses special values never becomes
     a post-op.
     """
 
     name: ClassVar[str] = "mark-exact"
 
+    #: whether to mark all nodes. Otherwise only maxima and minima that may read infinities are marked: those that come
+    #: from an input, a constant or a PyTorch operator (such as a mask) without a layer with weights between.
     everything: bool = False
 
     def run(self, graph: Graph) -> Graph:

@@ -31,8 +31,6 @@ class MarkGrids:
     A grid begins at a rounding (a node or the last post-op) and at a quantized constant. Views keep it, and so do ops
     that give back numbers of their sources, such as maximum pooling, if these have the same grid.
 
-    Notes
-    -----
     Requires a well-formed graph without formats. Replaces all earlier marks but those of constants.
     """
 

@@ -29,8 +29,6 @@ class PairQuantization:
 
     A rounding of numbers that lie on its grid already, such as one behind a pooling between two others, is removed.
 
-    Notes
-    -----
     Requires a well-formed graph without formats. Quantizations of another scale, or of more than 8 bits, stay nodes. A
     dequantization is moved before views, maxima and concats of integers.
     """
@@ -54,13 +52,7 @@ class PairQuantization:
 
 
 def _check_scales(graph: Graph, node: Node) -> None:
-    """Refuse a scale that is no positive number.
-
-    Raises
-    ------
-    ScaleError
-        One is 0, negative, infinite or NaN.
-    """
+    """Refuse a scale that is no positive number."""
     scales = constant(graph, graph.inputs(node.name)["scale"])
     if scales is None:
         return

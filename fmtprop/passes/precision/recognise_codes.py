@@ -57,8 +57,6 @@ class RecogniseCodes(NodePass):
     are. If groups have their members anywhere in a row (GPTQ's ``g_idx``), the columns are sorted by groups, and so are
     those of src.
 
-    Notes
-    -----
     Requires a well-formed graph before constants are folded. Ensures that no product of numbers that lie on no grid
     reads a large matrix decoded from codes in groups of whole units.
     """
@@ -166,17 +164,12 @@ class _Way:
 
 @dataclass(frozen=True)
 class _Groups:
-    """Groups of neighbours, whose numbers are `scales` times codes plus `shift`, both [outputs, depth / group].
-
-    Parameters
-    ----------
-    order : torch.Tensor, optional
-        An order of columns in which the members of a group are neighbours.
-    """
+    """Groups of neighbours, whose numbers are `scales` times codes plus `shift`, both [outputs, depth / group]."""
 
     scales: torch.Tensor
     shift: torch.Tensor
     group: int
+    #: an order of columns in which the members of a group are neighbours
     order: torch.Tensor | None
 
     @classmethod

@@ -44,8 +44,6 @@ _TOLERANCE = 2.0**-22
 class RecogniseDynamic:
     """Make one op of the quantization of rows, or of a tensor, by the range of its numbers.
 
-    Notes
-    -----
     Requires a well-formed graph without formats. Runs before :class:`IntegerProducts`, which reads the whole numbers.
     """
 
@@ -201,14 +199,8 @@ def _is_round(graph: Graph, value: Value) -> bool:
 class _Trials:
     """Ranges of rows, and values that are computed from these alone.
 
-    Attributes
-    ----------
-    least, largest : torch.Tensor
-        The ranges, one after the other.
-    known : mapping of Value to torch.Tensor or None
-        A number for each range; None if a value is no number a range.
-    whole : bool or None
-        Whether ranges are those of the whole tensor; None before one was found.
+    `known`: a number for each range; None if a value is no number a range. `whole`: whether ranges are those of the
+    whole tensor; None before one was found.
     """
 
     def __init__(self, graph: Graph, src: Value) -> None:

@@ -22,8 +22,6 @@ class ShiftedRows:
     oneDNN's inner product takes no zero points. A matrix product takes them, and its weights are packed with the sums
     that belong to them.
 
-    Notes
-    -----
     Requires folded constants, and no post-ops. Images of several positions stay: their formats are free.
     """
 
