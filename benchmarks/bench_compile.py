@@ -43,46 +43,18 @@ IMPORTS = ("fmtprop", "fmtprop.layout", "torch", "fmtprop.api")
 
 @dataclass(frozen=True)
 class Compilation:
-    """What one compilation took.
-
-    Parameters
-    ----------
-    model : str
-        Its name.
-    cache : {"cold", "warm"}
-        Whether the primitives' checks had to be made or were remembered.
-    seconds : mapping of str to float
-        By stage: ``load``, those of ``CompiledModel.compile_seconds``, ``first run``.
-    agreement : Agreement
-        Comparison of the first run's outputs with PyTorch's.
-    """
+    """What one compilation took."""
 
     model: str
+    #: whether the primitives' checks had to be made or were remembered
     cache: str
+    #: by stage: ``load``, those of ``CompiledModel.compile_seconds``, ``first run``
     seconds: Mapping[str, float]
     agreement: Agreement
 
 
 def import_seconds(module: str, repeats: int = 5) -> float:
-    """Return the median time of importing a module in a fresh interpreter, its start-up not counted.
-
-    Parameters
-    ----------
-    module : str
-        Name.
-    repeats : int, optional
-        Interpreters, after one that fills the file cache.
-
-    Returns
-    -------
-    float
-        Seconds.
-
-    Raises
-    ------
-    FmtpropError
-        The import failed.
-    """
+    """Return the median time of importing a module in a fresh interpreter, its start-up not counted."""
     code = f"import time; start = time.perf_counter(); import {module}; print(time.perf_counter() - start)"
     figures = []
     for _ in range(repeats + 1):

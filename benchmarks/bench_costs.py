@@ -40,18 +40,11 @@ __all__ = ["Calibration", "Row", "calibrate", "main"]
 
 @dataclass(frozen=True)
 class Row:
-    """One step.
-
-    Parameters
-    ----------
-    op, impl : str
-        What runs.
-    plan, measured, model : float
-        Seconds in the running plan, alone, and by the model.
-    """
+    """One step."""
 
     op: str
     impl: str
+    #: `plan`, `measured`, `model`: seconds in the running plan, alone, and by the model
     plan: float
     measured: float
     model: float
@@ -59,17 +52,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The steps of one model.
-
-    Parameters
-    ----------
-    model : str
-        Its name.
-    rows : tuple of Row
-        Its oneDNN steps.
-    tuning : Tuning
-        What was measured, and how long that took.
-    """
+    """The steps of one model."""
 
     model: str
     rows: tuple[Row, ...]
@@ -88,16 +71,7 @@ class Calibration:
 def calibrate(model: str, threads: int, repeats: int, budget: float | None) -> Calibration:
     """Compile one model in this process, and compare its costs.
 
-    Parameters
-    ----------
-    model : str
-        A built-in graph or a file.
-    threads : int
-        Threads.
-    repeats : int
-        Profiled runs.
-    budget : float, optional
-        Seconds for measuring.
+    `model`: a built-in graph or a file.
     """
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as directory, mock.patch.dict(os.environ, FMTPROP_CACHE_DIR=directory):

@@ -55,14 +55,9 @@ _GRAPH, _IR, _ONNX, _TENSORS = "graph.json", "model.xml", "model.onnx", "tensors
 
 @dataclass(frozen=True)
 class Usage:
-    """Memory of a process.
+    """Memory of a process."""
 
-    Parameters
-    ----------
-    rss, pss, peak : int
-        Resident, proportional and highest resident bytes.
-    """
-
+    #: `rss`, `pss`, `peak`: resident, proportional and highest resident bytes
     rss: int
     pss: int
     peak: int
@@ -73,18 +68,12 @@ class Usage:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a plan holds, and what it would have to.
+    """What a plan holds, and what it would have to."""
 
-    Parameters
-    ----------
-    weights, activations : int
-        Bytes of the graph's constants and of the activations alive at once.
-    arena, constants : int
-        Bytes that the plan holds for them.
-    """
-
+    #: `weights`, `activations`: bytes of the graph's constants and of the activations alive at once
     weights: int
     activations: int
+    #: `arena`, `constants`: bytes that the plan holds for them
     arena: int
     constants: int
 
@@ -96,29 +85,15 @@ class Needs:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one model needs in one runtime.
-
-    Parameters
-    ----------
-    model : str
-        Its name and batch.
-    contender : str
-        The runtime.
-    baseline : Usage
-        Before anything is loaded.
-    grown : Usage
-        Growth since the baseline, between runs; its peak is that of loading, compiling and running.
-    agreement : Agreement
-        Comparison of the outputs with PyTorch's.
-    needs : Needs or None
-        fmtprop's plan; ``None`` for a peer.
-    """
+    """What one model needs in one runtime."""
 
     model: str
     contender: str
     baseline: Usage
+    #: growth since the baseline, between runs; its peak is that of loading, compiling and running
     grown: Usage
     agreement: Agreement
+    #: fmtprop's plan; ``None`` for a peer
     needs: Needs | None
 
     @property
@@ -130,15 +105,7 @@ class Footprint:
 def live_activations(plan: Plan) -> int:
     """Return the largest sum of activations that are alive at one step.
 
-    Parameters
-    ----------
-    plan : Plan
-        The plan; its scratchpads and constants do not count, nor the caller's inputs and outputs.
-
-    Returns
-    -------
-    int
-        Bytes.
+    `plan`: the plan; its scratchpads and constants do not count, nor the caller's inputs and outputs.
     """
     scratchpads = {step.scratchpad for step in plan.steps}
     tensors = [
@@ -150,8 +117,6 @@ def live_activations(plan: Plan) -> int:
 def parse_status(text: str, field: str) -> int:
     r"""Return a field of a ``/proc`` status file in bytes.
 
-    Examples
-    --------
     >>> parse_status("VmHWM:\t    200 kB\nVmRSS:\t    100 kB\n", "VmRSS")
     102400
     """

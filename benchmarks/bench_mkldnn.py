@@ -47,13 +47,7 @@ class OptimizeForInference(Peer):
         return "optimize_for_inference"
 
     def prepare(self, module: nn.Module, example_inputs: Sequence[torch.Tensor], threads: int) -> Callable[..., Any]:
-        """See :class:`fmtprop.bench.peers.Peer`.
-
-        Raises
-        ------
-        FmtpropError
-            The module cannot be traced.
-        """
+        """See :class:`fmtprop.bench.peers.Peer`."""
         from torch.fx.experimental.optimization import optimize_for_inference
         from torch.fx.proxy import TraceError
 

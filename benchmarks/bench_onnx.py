@@ -50,39 +50,24 @@ MOST_TIMES_ONNXRUNTIME, ALLOWANCE, MOST_TIMES_TORCH = 1.2, 100 * MB, 1.02
 
 @dataclass(frozen=True)
 class Loading:
-    """Time and memory of loading a file.
+    """Time and memory of loading a file."""
 
-    Parameters
-    ----------
-    ours, theirs : float
-        Seconds of ``fmtprop.load`` and of ONNX Runtime's creation of a session: the least of the turns.
-    first : float
-        Seconds of the first load in the process.
-    weights, grown : int
-        Bytes of the graph's constants, and growth of the peak of the process's memory in that first load.
-    """
-
+    #: `ours`, `theirs`: seconds of ``fmtprop.load`` and of ONNX Runtime's creation of a session: the least of the turns
     ours: float
     theirs: float
+    #: seconds of the first load in the process
     first: float
+    #: `weights`, `grown`: bytes of the graph's constants, and growth of the peak of the process's memory in that first
+    #: load
     weights: int
     grown: int
 
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan of a network.
+    """The plan of a network."""
 
-    Parameters
-    ----------
-    steps : list of str
-        Op and implementation of each step, sorted: routes may differ in the order of independent steps.
-    reorders : int
-        Reorders among the steps.
-    cost : float
-        Seconds by the costs of the choice.
-    """
-
+    #: op and implementation of each step, sorted: routes may differ in the order of independent steps
     steps: list[str]
     reorders: int
     cost: float

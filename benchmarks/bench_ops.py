@@ -103,11 +103,6 @@ def compared(name: str, problem: Problem, dtype: str) -> str:
 
     The ratio is that of the steps to the faster of PyTorch's: a call of a compiled model takes some microseconds more
     than that of an operator, once, however many steps it has.
-
-    Raises
-    ------
-    RuntimeError
-        The results differ.
     """
     module, operands = made(problem)
     net = fp.compile(module, operands, dtype=dtype, tune="model", confirm=False)

@@ -43,27 +43,17 @@ TARGETS = {"resnet50": 0.02}
 
 @dataclass(frozen=True)
 class Overhead:
-    """Python's part in the runs of one model.
-
-    Parameters
-    ----------
-    model : str
-        Its name.
-    steps : int
-        Primitives in its plan.
-    run, python : Quartiles or None
-        Milliseconds of a true run and of one whose primitives do nothing; ``None`` if the outputs are wrong.
-    share : Quartiles or None
-        Their ratio, round by round.
-    agreement : Agreement
-        Comparison with PyTorch, the worse of before and after.
-    """
+    """Python's part in the runs of one model."""
 
     model: str
     steps: int
+    #: `run`, `python`: milliseconds of a true run and of one whose primitives do nothing; ``None`` if the outputs are
+    #: wrong
     run: Quartiles | None
     python: Quartiles | None
+    #: their ratio, round by round
     share: Quartiles | None
+    #: comparison with PyTorch, the worse of before and after
     agreement: Agreement
 
     @property
@@ -82,11 +72,8 @@ class Overhead:
 def nothing() -> Any:
     """Return a C function with the arguments of ``dnnl_primitive_execute`` that returns success and does nothing.
 
-    Returns
-    -------
-    ctypes function
-        libc's ``pthread_equal``: it compares its first two arguments, a primitive and a stream, which differ, and
-        ignores the rest, as a C function does with arguments in registers that it was not declared with.
+    Result: libc's ``pthread_equal``: it compares its first two arguments, a primitive and a stream, which differ, and
+    ignores the rest, as a C function does with arguments in registers that it was not declared with.
     """
     function = ctypes.CDLL(None)["pthread_equal"]
     function.restype = ctypes.c_int
@@ -94,23 +81,7 @@ def nothing() -> Any:
 
 
 def hollow(net: CompiledModel) -> CompiledModel:
-    """Return a model of the same plan whose primitives do nothing.
-
-    Parameters
-    ----------
-    net : CompiledModel
-        Not changed.
-
-    Returns
-    -------
-    CompiledModel
-        Its outputs are whatever memory held.
-
-    Raises
-    ------
-    FmtpropError
-        The plan has steps that PyTorch executes.
-    """
+    """Return a model of the same plan whose primitives do nothing."""
     foreign = [step.node.label for step in net.plan.steps if step.target == "reference"]
     if foreign:
         raise FmtpropError(

@@ -48,22 +48,14 @@ _FEW_TENSORS = 30
 
 @dataclass(frozen=True)
 class Overhead:
-    """Cost of a call of one stack.
+    """Cost of a call of one stack."""
 
-    Parameters
-    ----------
-    layers, tensors, steps : int
-        Layers, their parameters and buffers, and steps of the plan.
-    other, ours, added : Quartiles or None
-        Microseconds of a call of the other backend and of ours, and the difference round by round; ``None`` if the
-        outputs are wrong.
-    agreement : Agreement
-        Comparison with PyTorch.
-    """
-
+    #: `layers`, `tensors`, `steps`: layers, their parameters and buffers, and steps of the plan
     layers: int
     tensors: int
     steps: int
+    #: `other`, `ours`, `added`: microseconds of a call of the other backend and of ours, and the difference round by
+    #: round; ``None`` if the outputs are wrong
     other: Quartiles | None
     ours: Quartiles | None
     added: Quartiles | None

@@ -115,15 +115,7 @@ def _onnx(model: str) -> Any:
 
 
 def rates(benchmark: Benchmark, images: int) -> dict[str, tuple[Quartiles, Quartiles | None]]:
-    """Return images per second by name, and how many times the peer's they are, for all that were timed.
-
-    Parameters
-    ----------
-    benchmark : Benchmark
-        Milliseconds for a stretch of images.
-    images : int
-        How many a stretch has.
-    """
+    """Return images per second by name, and how many times the peer's they are, for all that were timed."""
     found = {}
     for entry in benchmark.entries:
         if entry.milliseconds:

@@ -69,20 +69,12 @@ class Recurrent(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A network and its batch.
+    """A network and its batch."""
 
-    Parameters
-    ----------
-    name : str
-        A built-in graph, or ``"lstm"``.
-    batch : int
-        Images, or sequences.
-    dtype : {"f32", "bf16"}
-        Precision of products; parameters are f32.
-    """
-
+    #: a built-in graph, or ``"lstm"``
     name: str
     batch: int
+    #: precision of products; parameters are f32
     dtype: str = "f32"
 
     def __str__(self) -> str:

@@ -65,12 +65,7 @@ _LLAMA = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12
 class Network(nn.Module):
     """A network of transformers that takes and returns plain tensors.
 
-    Parameters
-    ----------
-    body : torch.nn.Module
-        The network.
-    steps : bool
-        Whether the first input is one token, and the others are keys and values of each layer.
+    `steps`: whether the first input is one token, and the others are keys and values of each layer.
     """
 
     def __init__(self, body: nn.Module, steps: bool) -> None:
@@ -91,26 +86,13 @@ class Network(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A network and its inputs.
-
-    Parameters
-    ----------
-    model, config : str
-        Names of classes of transformers.
-    settings : dict
-        Of the configuration; the rest is its defaults.
-    batch : int
-        Images, or sequences.
-    tokens : int
-        Tokens of a sequence; 0 for an image.
-    cached : int
-        Tokens before, whose keys and values are inputs.
-    """
+    """A network and its inputs."""
 
     model: str
     config: str
     settings: dict[str, object]
     batch: int = 1
+    #: tokens of a sequence; 0 for an image
     tokens: int = 0
     cached: int = 0
 

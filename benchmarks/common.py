@@ -29,12 +29,7 @@ _WIDTH = 120
 def add_options(parser: argparse.ArgumentParser, default: Sequence[str]) -> None:
     """Add the options that every script has.
 
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-        Changed in place.
-    default : sequence of str
-        Models if none are named.
+    `default`: models if none are named.
     """
     known = ", ".join(builtin_names())
     chosen = f"of {known}, or a file (default: {' '.join(default)})"
@@ -46,12 +41,7 @@ def add_options(parser: argparse.ArgumentParser, default: Sequence[str]) -> None
 def add_race_options(parser: argparse.ArgumentParser, tune: str) -> None:
     """Add the options of scripts that race whole models.
 
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-        Changed in place.
-    tune : str
-        Where fmtprop's costs come from by default.
+    `tune`: where fmtprop's costs come from by default.
     """
     parser.add_argument("--dtype", default=Options.dtype, help="fmtprop's precision (default: %(default)s)")
     parser.add_argument("--tune", default=tune, help="where fmtprop's costs come from (default: %(default)s)")
@@ -63,8 +53,6 @@ def add_race_options(parser: argparse.ArgumentParser, tune: str) -> None:
 def headline(environment: Environment) -> str:
     """Return the machine and the versions in a line.
 
-    Examples
-    --------
     >>> headline(Environment("A CPU", ("sse4_1", "avx2"), 4, 2, {"torch": "2.9"}))
     'A CPU (avx2), 2 threads of 4 CPUs; torch 2.9'
     """
@@ -76,8 +64,6 @@ def headline(environment: Environment) -> str:
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a text table, its first column aligned left.
 
-    Examples
-    --------
     >>> table("size", ["what", "KB"], [["a", "1"]]).splitlines()
     ['  size', 'what  KB', 'a      1']
     """
@@ -92,8 +78,6 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table of a page.
 
-    Examples
-    --------
     >>> print(markdown(["what", "KB"], [["a", "1"]]))
     | what | KB |
     |---|---|
@@ -104,13 +88,7 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def write_between(document: Path, begin: str, end: str, text: str) -> None:
-    """Put results into a document between two lines, in the place of those that are there.
-
-    Raises
-    ------
-    FmtpropError
-        The document does not have the two lines.
-    """
+    """Put results into a document between two lines, in the place of those that are there."""
     before, has_begin, rest = document.read_text(encoding="utf-8").partition(begin)
     _, has_end, after = rest.partition(end)
     if not has_begin or not has_end:
@@ -148,10 +126,7 @@ def tell_turns(model: object, what: str, done: int, total: int) -> None:
 def warn_if_busy(load: float) -> None:
     """Say so where others use the machine: their work is in every figure, and unequally.
 
-    Parameters
-    ----------
-    load : float
-        Average number of running processes in the last minute, before anything is measured.
+    `load`: average number of running processes in the last minute, before anything is measured.
     """
     if load > 0.5:
         print(

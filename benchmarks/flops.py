@@ -13,18 +13,9 @@ __all__ = ["count_flops"]
 def count_flops(graph: Graph) -> int:
     """Count the multiplications and additions of a graph's convolutions and products.
 
-    Parameters
-    ----------
-    graph : Graph
-        At any stage. Its other ops, about 1 % of the arithmetic of a usual network, do not count.
+    `graph`: at any stage. Its other ops, about 1 % of the arithmetic of a usual network, do not count. Result:
+    operations of one run; a multiplication and the addition of its result are two.
 
-    Returns
-    -------
-    int
-        Operations of one run; a multiplication and the addition of its result are two.
-
-    Examples
-    --------
     >>> from fmtprop.capture import load
     >>> count_flops(load("chain"))  # 3 × 3 × 3 products for each of 32 × 32 × 32 elements
     1769472

@@ -58,21 +58,11 @@ _KIND_OF = {name.lower(): kind for kind, names in _KINDS.items() for name in nam
 
 @dataclass(frozen=True)
 class Layer:
-    """One thing that a runtime executes.
+    """One thing that a runtime executes."""
 
-    Parameters
-    ----------
-    kind : str
-        What kind of work it is: ``"convolution"``, ``"product"``, ``"copy"``…, or the runtime's own word.
-    dims : tuple of int
-        Dimensions of its first result without those of size 1.
-    impl : str
-        The runtime's name of the implementation.
-    milliseconds : float
-        Time of one run.
-    """
-
+    #: what kind of work it is: ``"convolution"``, ``"product"``, ``"copy"``…, or the runtime's own word
     kind: str
+    #: dimensions of its first result without those of size 1
     dims: tuple[int, ...]
     impl: str
     milliseconds: float
@@ -81,8 +71,6 @@ class Layer:
     def of(cls, name: str, dims: Iterable[int], impl: str, milliseconds: float) -> Layer:
         """Describe a layer by the runtime's name of its op.
 
-        Examples
-        --------
         >>> Layer.of("FullyConnected", (1, 128, 768), "brgemm", 0.5)
         Layer(kind='product', dims=(128, 768), impl='brgemm', milliseconds=0.5)
         """
@@ -92,46 +80,23 @@ class Layer:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers of one kind and size, in every runtime.
-
-    Parameters
-    ----------
-    kind : str
-        The kind.
-    dims : tuple of int
-        The size; empty where layers of all sizes are together.
-    milliseconds : mapping of str to float
-        Sum by runtime.
-    counts : mapping of str to int
-        Layers by runtime.
-    impls : mapping of str to str
-        Names of the implementations by runtime, those that take most time first.
-    """
+    """Layers of one kind and size, in every runtime."""
 
     kind: str
+    #: the size; empty where layers of all sizes are together
     dims: tuple[int, ...]
     milliseconds: Mapping[str, float]
     counts: Mapping[str, int]
+    #: names of the implementations by runtime, those that take most time first
     impls: Mapping[str, str]
 
 
 def compare_layers(profiles: Mapping[str, Sequence[Layer]], *, by_size: bool = True) -> list[Group]:
     """Put the layers of runtimes side by side.
 
-    Parameters
-    ----------
-    profiles : mapping of str to sequence of Layer
-        By runtime; the first is ours.
-    by_size : bool, optional
-        Whether layers of one kind are separated by size.
+    `profiles`: by runtime; the first is ours. `by_size`: whether layers of one kind are separated by size. Result:
+    those where the first runtime loses most to the fastest of the others come first.
 
-    Returns
-    -------
-    list of Group
-        Those where the first runtime loses most to the fastest of the others come first.
-
-    Examples
-    --------
     >>> ours = [Layer("product", (8,), "gemm", 3.0), Layer("product", (4,), "gemm", 1.0)]
     >>> for group in compare_layers({"us": ours, "them": [Layer("product", (4,), "brgemm", 0.5)]}):
     ...     print(group.dims, group.milliseconds, group.counts)

@@ -42,24 +42,11 @@ TEN = (
 class Model:
     """A model and how many inputs it takes at a time.
 
-    Parameters
-    ----------
-    name : str
-        A built-in graph; for batch 1 also a file.
-    batch : int
-        Images, or sequences of tokens.
-
-    Raises
-    ------
-    FmtpropError
-        If the batch is not positive, or not 1 for a model that is not built in.
-
-    Examples
-    --------
     >>> [Model("chain", batch).graph().input_nodes[0].results for batch in (1, 4)]
     [(f32[1,3,32,32],), (f32[4,3,32,32],)]
     """
 
+    #: a built-in graph; for batch 1 also a file
     name: str
     batch: int = 1
 
@@ -137,13 +124,7 @@ class Positional(nn.Module):
 
 @dataclass(frozen=True)
 class Network:
-    """A network of the sweep, at the size that it has there.
-
-    Parameters
-    ----------
-    name : str
-        Key of :data:`benchmarks.sweep_models.NETWORKS`.
-    """
+    """A network of the sweep, at the size that it has there."""
 
     name: str
     batch: int = 1
@@ -178,9 +159,6 @@ def _network(name: str) -> nn.Module:
 def model(name: str, batch: int = 1) -> Model | Network:
     """Return the model of a name: a network of the sweep, a built-in graph or a file.
 
-    Raises
-    ------
-    FmtpropError
-        Another batch was asked for than the model can have.
+    Raises FmtpropError if another batch was asked for than the model can have.
     """
     return Network(name) if batch == 1 and name in NETWORKS and name not in ARCHITECTURES else Model(name, batch)

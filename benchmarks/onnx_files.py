@@ -64,14 +64,7 @@ class Row:
 def compared(path: Path) -> Row:
     """Run a file by fmtprop and by ONNX Runtime.
 
-    Parameters
-    ----------
-    path : Path
-        The model; the inputs of its calls are in the ``.npz`` file of the same name, if there is one.
-
-    Returns
-    -------
-    Row
+    `path`: the model; the inputs of its calls are in the ``.npz`` file of the same name, if there is one.
     """
     row = Row(path.stem)
     try:

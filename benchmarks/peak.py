@@ -49,21 +49,7 @@ def kernels() -> list[tuple[nn.Module, torch.Tensor]]:
 def prepare_peak(precision: str, threads: int) -> Prepared:
     """Compile every kernel, check them, and return the one that was fastest in a few runs.
 
-    Parameters
-    ----------
-    precision : {"f32", "bf16"}
-        What it computes in.
-    threads : int
-        Threads, for the whole process.
-
-    Returns
-    -------
-    Prepared
-
-    Raises
-    ------
-    FmtpropError
-        The CPU does not have the precision.
+    `precision`: what it computes in.
     """
     if precision == "bf16" and not dnnl.supports("bf16"):
         raise FmtpropError(f"{PEAK}: oneDNN has no bf16 on this CPU ({dnnl.lib().isa})")

@@ -54,10 +54,7 @@ _END = "<!-- end -->"
 def feeds(declared: Sequence[tuple[str, str, Sequence[Any]]]) -> list[dict[str, np.ndarray]]:
     """Return three calls' inputs: smooth images and sounds, small whole numbers.
 
-    Parameters
-    ----------
-    declared : sequence of (str, str, sequence)
-        Name, type in ONNX Runtime's words and shape of each input.
+    `declared`: name, type in ONNX Runtime's words and shape of each input.
     """
     draw = np.random.default_rng(0)
     return [

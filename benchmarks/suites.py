@@ -64,26 +64,14 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One network in one way to use it.
-
-    Parameters
-    ----------
-    suite, name : str
-        List and network.
-    mode : {"inference", "training"}
-        Runs in eval mode, or steps with gradients and an optimiser.
-    dtype : {"f32", "bf16"}
-        Of products.
-    batch : {"one", "list"}
-        A single sample, or the list's batch, halved until it fits the limits.
-    threads : int
-        Of each process.
-    """
+    """One network in one way to use it."""
 
     suite: str
     name: str
+    #: runs in eval mode, or steps with gradients and an optimiser
     mode: str = "inference"
     dtype: str = "f32"
+    #: a single sample, or the list's batch, halved until it fits the limits
     batch: str = "one"
     threads: int = 2
 
@@ -157,12 +145,7 @@ DOORS: Mapping[str, Callable[[Made, Case], Run]] = {
 def judge(got: Any, expected: Any, right: Any, dtype: str) -> Agreement:
     """Compare results by the rule of PyTorch's runner: all numbers close, or about as far from f64 as eager's.
 
-    Parameters
-    ----------
-    got, expected, right
-        Results; PyTorch's in this data type; PyTorch's in f64, or None where it has none.
-    dtype : str
-        Data type of products.
+    `got`, `expected`, `right`: results; PyTorch's in this data type; PyTorch's in f64, or None where it has none.
     """
     tolerance, worst = _TOLERANCES[dtype], 0.0
     ours, theirs = tensors_of(got), tensors_of(expected)

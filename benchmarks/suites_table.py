@@ -23,22 +23,13 @@ _EAGER = ("eager", "channels-last")
 def write_table(rows: Sequence[Row], document: Path = DOCUMENT) -> None:
     """Put results into the document, in the place of those that are there.
 
-    Raises
-    ------
-    FmtpropError
-        The document does not have the two marks.
+    Raises FmtpropError if the document does not have the two marks.
     """
     write_between(document, BEGIN, END, render(rows))
 
 
 def render(rows: Sequence[Row]) -> str:
-    """Return the summary, what is not right, and a row for each network.
-
-    Parameters
-    ----------
-    rows : sequence of mapping
-        Records of :mod:`benchmarks.suites`.
-    """
+    """Return the summary, what is not right, and a row for each network."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         case = row["case"]

@@ -62,56 +62,36 @@ class Variant:
 
 @dataclass
 class Record:
-    """What came of one network in one variant.
-
-    Parameters
-    ----------
-    status : str
-        ``right``, ``wrong``, ``unsupported`` or ``crash``; of those that ended it, ``timeout`` or ``memory``.
-    stage : str
-        What was done last, or is being done.
-    reason : str
-        Why it is not right, in a line.
-    error, eager_error : float, optional
-        Root of the mean square of the differences from f64, relative to that of the right values: fmtprop's, PyTorch's
-        in the same data type. The largest of the outputs.
-    worst : float, optional
-        Largest difference over the largest value, fmtprop's.
-    compile_seconds, eager_seconds, seconds : float, optional
-        Of the compilation without the export; of PyTorch's faster memory format and of fmtprop, a run.
-    ratio : float, optional
-        Median over the rounds of fmtprop's time over PyTorch's.
-    reorders, steps : int, optional
-        In the plan.
-    host, ref : float, optional
-        Share of the run that PyTorch's operators, and oneDNN's reference kernels, take.
-    dear : tuple of str
-        Which of these steps take most, grouped by operation and implementation, where they take 2 % or more.
-    warned : tuple of str
-        What compiling warned of.
-    where : str
-        The machine and the versions.
-    """
+    """What came of one network in one variant."""
 
     name: str
     variant: str
+    #: ``right``, ``wrong``, ``unsupported`` or ``crash``; of those that ended it, ``timeout`` or ``memory``
     status: str = "right"
     stage: str = "build"
+    #: why it is not right, in a line
     reason: str = ""
     precision: str = ""
+    #: `error`, `eager_error`: root of the mean square of the differences from f64, relative to that of the right
+    #: values: fmtprop's, PyTorch's in the same data type. The largest of the outputs.
     error: float | None = None
     eager_error: float | None = None
     worst: float | None = None
+    #: `compile_seconds`, `eager_seconds`, `seconds`: of the compilation without the export; of PyTorch's faster memory
+    #: format and of fmtprop, a run
     compile_seconds: float | None = None
     eager_seconds: float | None = None
     seconds: float | None = None
+    #: median over the rounds of fmtprop's time over PyTorch's
     ratio: float | None = None
     reorders: int | None = None
     steps: int | None = None
+    #: `host`, `ref`: share of the run that PyTorch's operators, and oneDNN's reference kernels, take
     host: float | None = None
     ref: float | None = None
     export_seconds: float | None = None
     total_seconds: float | None = None
+    #: which of these steps take most, grouped by operation and implementation, where they take 2 % or more
     dear: tuple[str, ...] = ()
     warned: tuple[str, ...] = ()
     where: str = ""
@@ -122,18 +102,8 @@ def run(
 ) -> None:
     """Try one network in all variants; say what comes of it, and before each stage what is being done.
 
-    Parameters
-    ----------
-    name : str
-        Key of ``NETWORKS``.
-    variants : sequence of Variant
-        The first one is timed.
-    threads : int
-        Of the whole process.
-    timed : bool
-        Whether to time at all.
-    say : callable
-        Takes a :class:`Record` as a dictionary; one whose stage is ``"done"`` is complete.
+    `timed`: whether to time at all. `say`: takes a :class:`Record` as a dictionary; one whose stage is ``"done"`` is
+    complete.
     """
     use_threads(threads)
     warnings.simplefilter("ignore")

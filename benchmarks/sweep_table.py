@@ -28,8 +28,6 @@ _FAST, _ACCURATE = 0.9, 2.0
 def bound_of(eager_seconds: float) -> float:
     """Return the seconds that compiling a model may take that takes so long in PyTorch.
 
-    Examples
-    --------
     >>> bound_of(0.5)
     8.0
     """
@@ -48,22 +46,13 @@ def read(paths: Iterable[Path]) -> list[Row]:
 def write_table(paths: Sequence[Path], document: Path = DOCUMENT) -> None:
     """Put the results of some files into the document, in the place of those that are there.
 
-    Raises
-    ------
-    FmtpropError
-        The document does not have the two marks.
+    Raises FmtpropError if the document does not have the two marks.
     """
     write_between(document, BEGIN, END, render(read(paths)))
 
 
 def render(rows: Sequence[Row]) -> str:
-    """Return the summary, what is not right, and a table for each instruction set.
-
-    Parameters
-    ----------
-    rows : sequence of mapping
-        Records of :mod:`benchmarks.sweep`.
-    """
+    """Return the summary, what is not right, and a table for each instruction set."""
     passes: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         passes.setdefault((row["isa"], row["variant"]), []).append(row)

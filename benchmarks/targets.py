@@ -29,26 +29,13 @@ _PEAK_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Result:
-    """A benchmark of one model.
-
-    Parameters
-    ----------
-    model : str
-        The model.
-    batch : int
-        Images, or sequences, at a time.
-    dtype : str
-        fmtprop's precision.
-    flops : int
-        Operations of one run.
-    benchmark : Benchmark
-        Figures, fmtprop's under the name ``"fmtprop"``.
-    """
+    """A benchmark of one model."""
 
     model: str
     batch: int
     dtype: str
     flops: int
+    #: figures, fmtprop's under the name ``"fmtprop"``
     benchmark: Benchmark
 
     def times_ours(self, entry: Entry) -> Quartiles | None:
@@ -90,20 +77,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a target is met.
-
-    Parameters
-    ----------
-    wording : str
-        The target as the project states it.
-    least : float
-        What the measurement has to be.
-    measured : Quartiles or None
-        The measurement; ``None`` if there is none.
-    """
+    """Whether a target is met."""
 
     wording: str
     least: float
+    #: the measurement; ``None`` if there is none
     measured: Quartiles | None
 
     @property
@@ -123,10 +101,7 @@ class Verdict:
 def judge(result: Result) -> list[Verdict]:
     """Compare the figures of one model with its targets.
 
-    Returns
-    -------
-    list of Verdict
-        One for each target whose peer, or the peak, took part.
+    Result: one for each target whose peer, or the peak, took part.
     """
     verdicts = []
     for entry in result.benchmark.entries:
@@ -147,15 +122,7 @@ def judge(result: Result) -> list[Verdict]:
 def judge_all(results: Sequence[Result]) -> Verdict | None:
     """Compare the geometric mean over the best peers with its target.
 
-    Parameters
-    ----------
-    results : sequence of Result
-        Of one batch and one precision.
-
-    Returns
-    -------
-    Verdict or None
-        ``None`` unless all ten models were measured, or if there is no target for the batch.
+    Result: ``None`` unless all ten models were measured, or if there is no target for the batch.
     """
     least = {(1, "f32"): 1.05, (1, "bf16"): 1.08, (16, "f32"): 1.05, (16, "bf16"): 1.05}
     kind = {(result.batch, result.dtype) for result in results}
@@ -168,17 +135,8 @@ def judge_all(results: Sequence[Result]) -> Verdict | None:
 def geometric_mean(results: Sequence[Result], name: str = "") -> Quartiles | None:
     """Return the geometric mean over the models of a contender's time in multiples of fmtprop's.
 
-    Parameters
-    ----------
-    results : sequence of Result
-        The models.
-    name : str, optional
-        The contender; each model's best peer if not given.
-
-    Returns
-    -------
-    Quartiles or None
-        Of the medians, and of the lower and the upper quartiles. ``None`` unless all were timed.
+    `name`: the contender; each model's best peer if not given. Result: of the medians, and of the lower and the upper
+    quartiles. ``None`` unless all were timed.
     """
     ratios = []
     for result in results:

@@ -28,22 +28,6 @@ FOLDER = Path(__file__).resolve().parent
 def import_architecture(name: str) -> Graph:
     """Import one architecture as a graph whose weights are initialisers.
 
-    Parameters
-    ----------
-    name : str
-        A key of :data:`graphs.architectures.ARCHITECTURES`.
-
-    Returns
-    -------
-    Graph
-
-    Raises
-    ------
-    GraphError
-        There is none of that name.
-
-    Examples
-    --------
     >>> import_architecture("chain").constants["conv.bias"].kind
     'normal'
     """
@@ -60,12 +44,8 @@ def import_architecture(name: str) -> Graph:
 def describe_weights(graph: Graph, module: nn.Module) -> None:
     """Replace the data of every constant that is in a module's state by its initialiser; others keep their data.
 
-    Parameters
-    ----------
-    graph : Graph
-        Imported from that module; changed in place.
-    module : torch.nn.Module
-        Its weights were made by :func:`graphs.architectures.initialise.apply`.
+    `graph`: imported from that module; changed in place. `module`: its weights were made by
+    :func:`graphs.architectures.initialise.apply`.
     """
     for name, tensor in module.state_dict().items():
         if name in graph.constants:
@@ -73,20 +53,7 @@ def describe_weights(graph: Graph, module: nn.Module) -> None:
 
 
 def write(name: str, folder: Path = FOLDER) -> Path:
-    """Make the file of one architecture.
-
-    Parameters
-    ----------
-    name : str
-        A key of :data:`graphs.architectures.ARCHITECTURES`.
-    folder : Path
-        Where to.
-
-    Returns
-    -------
-    Path
-        The file.
-    """
+    """Make the file of one architecture."""
     path = folder / f"{name}.json"
     file.save(import_architecture(name), path, weights="inline")
     return path

@@ -71,29 +71,17 @@ from typing import Any
 
 @dataclass
 class Abi:
-    """What the headers say.
-
-    Parameters
-    ----------
-    version : tuple of int
-        Version of the headers.
-    handles : list of str
-        Opaque pointer types.
-    enums : dict
-        C enum type -> value name (without the ``dnnl_`` prefix) -> number.
-    args : dict
-        ``DNNL_ARG_*`` without the prefix -> number.
-    runtimes : dict
-        ``DNNL_RUNTIME_*`` without the prefix -> number.
-    functions : dict
-        Function name -> (result type, argument types), as Python source.
-    """
+    """What the headers say."""
 
     version: tuple[int, int, int]
     handles: list[str] = field(default_factory=list)
+    #: C enum type -> value name (without the ``dnnl_`` prefix) -> number
     enums: dict[str, dict[str, int]] = field(default_factory=dict)
+    #: ``DNNL_ARG_*`` without the prefix -> number
     args: dict[str, int] = field(default_factory=dict)
+    #: ``DNNL_RUNTIME_*`` without the prefix -> number
     runtimes: dict[str, int] = field(default_factory=dict)
+    #: function name -> (result type, argument types), as Python source
     functions: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
 
 

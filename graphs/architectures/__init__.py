@@ -39,45 +39,28 @@ __all__ = ["ARCHITECTURES", "Architecture"]
 class Architecture:
     """One built-in architecture.
 
-    Parameters
-    ----------
-    name : str
-        Name of the graph, also the stem of its file.
-    build : callable
-        Makes the module; its weights are torch's, not yet the seeded ones.
-    input_shape : tuple of int
-        Shape of the one input, batch 1: an image in plain (channels-first) order, or tokens.
-    description : str
-        One line for listings.
-    source : str
-        Where the architecture was published.
-    parameter_count : int
-        Number of learnable scalars.
-    vocabulary : int, optional
-        The input is int64 tokens below this number; 0 for an f32 image.
-
-    Examples
-    --------
     >>> chain = ARCHITECTURES["chain"]
     >>> chain.module()(chain.example_input()).shape
     torch.Size([1, 32, 16, 16])
     """
 
+    #: name of the graph, also the stem of its file
     name: str
+    #: makes the module; its weights are torch's, not yet the seeded ones
     build: Callable[[], nn.Module]
+    #: shape of the one input, batch 1: an image in plain (channels-first) order, or tokens
     input_shape: tuple[int, ...]
     description: str
     source: str
+    #: number of learnable scalars
     parameter_count: int
+    #: the input is int64 tokens below this number; 0 for an f32 image
     vocabulary: int = 0
 
     def module(self) -> nn.Module:
         """Build the module with its seeded weights, in inference mode.
 
-        Returns
-        -------
-        torch.nn.Module
-            A new module; two calls give equal weights.
+        Result: a new module; two calls give equal weights.
         """
         with torch.device("meta"):  # torch's own initialisation would be thrown away, and takes seconds
             module = self.build()
@@ -90,16 +73,8 @@ class Architecture:
         averages it away, and a deep network's output would hardly depend on it. Each octave therefore adds noise that
         is constant over blocks of half the size.
 
-        Parameters
-        ----------
-        seed : int, optional
-            First of the consecutive seeds, one per octave; derived from the name if not given. Choose seeds at
-            least 20 apart for independent inputs.
-
-        Returns
-        -------
-        torch.Tensor
-            float32 or int64, of shape ``input_shape``.
+        `seed`: first of the consecutive seeds, one per octave; derived from the name if not given. Choose seeds at
+        least 20 apart for independent inputs. Result: float32 or int64, of shape ``input_shape``.
         """
         first = zlib.crc32(self.name.encode()) if seed is None else seed
         if self.vocabulary:

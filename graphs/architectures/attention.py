@@ -10,15 +10,8 @@ from torch.nn import functional as F
 class SelfAttention(nn.Module):
     """Scaled dot-product attention of a sequence with itself, all heads at once, no mask.
 
-    Parameters
-    ----------
-    width : int
-        Features of a token, in and out.
-    heads : int
-        Each sees ``width / heads`` features.
-    fused : bool
-        Whether one linear layer makes queries, keys and values, or three do. The sums are the same; published models
-        differ in it.
+    `width`: features of a token, in and out. `heads`: each sees ``width / heads`` features. `fused`: whether one linear
+    layer makes queries, keys and values, or three do. The sums are the same; published models differ in it.
     """
 
     def __init__(self, width: int, heads: int, fused: bool) -> None:

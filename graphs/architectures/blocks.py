@@ -11,22 +11,9 @@ from torch import nn
 class ConvBn(nn.Sequential):
     """Convolution without bias, batch normalization and, if given, an activation.
 
-    Parameters
-    ----------
-    src, dst : int
-        Channels in and out.
-    kernel : int or (int, int), optional
-        Size of the kernel; "same" padding is derived from it for stride 1.
-    stride : int, optional
-        Stride along both axes.
-    groups : int, optional
-        Groups of the convolution; ``groups=src`` makes it depthwise.
-    act : callable, optional
-        Makes the activation module; ``None`` for a linear output.
-    padding : int or (int, int), optional
-        Overrides the derived padding.
-    eps : float, optional
-        Epsilon of the batch normalization.
+    `kernel`: size of the kernel; "same" padding is derived from it for stride 1. `stride`: stride along both axes.
+    `groups`: groups of the convolution; ``groups=src`` makes it depthwise. `act`: makes the activation module; ``None``
+    for a linear output.
     """
 
     def __init__(
@@ -51,17 +38,7 @@ class ConvBn(nn.Sequential):
 
 
 class Classifier(nn.Sequential):
-    """Global average pooling, dropout and one linear layer.
-
-    Parameters
-    ----------
-    channels : int
-        Channels in.
-    dropout : float, optional
-        Probability; identity at inference.
-    classes : int, optional
-        Logits out.
-    """
+    """Global average pooling, dropout and one linear layer."""
 
     def __init__(self, channels: int, dropout: float = 0.0, classes: int = 1000) -> None:
         super().__init__()

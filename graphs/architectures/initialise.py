@@ -35,27 +35,9 @@ _NORMS = (*_BATCH_NORMS, nn.LayerNorm, nn.GroupNorm)
 def initialiser_of(name: str, tensor: torch.Tensor, module: nn.Module) -> dict[str, Any]:
     """Choose the initialiser of one entry of a module's state dict.
 
-    Parameters
-    ----------
-    name : str
-        Key in ``module.state_dict()``; seeds the stream and is matched against ``init_scales``.
-    tensor : torch.Tensor
-        The entry; only its shape is read, so it may be on the meta device.
-    module : torch.nn.Module
-        The root module that the name is relative to.
+    `name`: key in ``module.state_dict()``; seeds the stream and is matched against ``init_scales``. `tensor`: the
+    entry; only its shape is read, so it may be on the meta device.
 
-    Returns
-    -------
-    dict
-        The JSON form of an :class:`~fmtprop.ir.initialiser.Initialiser`.
-
-    Raises
-    ------
-    GraphError
-        If the module that owns the tensor is of a kind without a rule.
-
-    Examples
-    --------
     >>> conv = nn.Sequential(nn.Conv2d(8, 4, 1))
     >>> initialiser_of("0.weight", conv[0].weight, conv)
     {'kind': 'normal', 'seed': 3378657847, 'mean': 0.0, 'std': 0.5}
@@ -88,18 +70,8 @@ def initialiser_of(name: str, tensor: torch.Tensor, module: nn.Module) -> dict[s
 def fan_in(layer: nn.Module) -> float:
     """Count the products that are summed into one output element of a layer.
 
-    Parameters
-    ----------
-    layer : torch.nn.Module
-        A convolution, a transposed convolution or a linear layer.
+    Result: fractional where a transposed convolution's stride does not divide its kernel (then it is the mean).
 
-    Returns
-    -------
-    float
-        Fractional where a transposed convolution's stride does not divide its kernel (then it is the mean).
-
-    Examples
-    --------
     >>> fan_in(nn.Conv2d(8, 8, 3, groups=4)), fan_in(nn.ConvTranspose2d(8, 4, 2, stride=2))
     (18.0, 8.0)
     """
@@ -116,20 +88,8 @@ def _scale_of(name: str, module: nn.Module) -> float:
 def apply(module: nn.Module) -> nn.Module:
     """Fill every parameter and buffer of a module from its initialiser.
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-        The root module, its tensors on the CPU; changed in place.
-
-    Returns
-    -------
-    torch.nn.Module
-        The same module.
-
-    Raises
-    ------
-    GraphError
-        If a tensor has no initialiser rule.
+    `module`: the root module, its tensors on the CPU; changed in place. Raises GraphError if a tensor has no
+    initialiser rule.
     """
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
