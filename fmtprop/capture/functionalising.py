@@ -15,8 +15,9 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 from fmtprop.archive.source_text import check_keywords, check_parameter
+from fmtprop.capture.call_by_call import made_functional
 from fmtprop.capture.export_failures import first_lines
-from fmtprop.capture.in_place import with_aliases, with_copies, with_windows
+from fmtprop.capture.in_place import shows_a_source, with_aliases, with_copies, with_windows
 from fmtprop.capture.run_time_checks import drop_checks, index_by_tensors
 from fmtprop.errors import IN_PLACE_REMEDY, ImportModelError
 
@@ -40,6 +41,14 @@ def functionalised(program: ExportedProgram) -> ExportedProgram:
     program = copy.copy(program)
     program.example_inputs = None
     program._graph_module = with_windows(with_aliases(program.graph_module))
+    functional = made_functional(program) or _retraced(program)
+    index_by_tensors(functional.graph)
+    drop_checks(functional.graph)
+    return functional
+
+
+def _retraced(program: ExportedProgram) -> ExportedProgram:
+    """Let PyTorch make a program functional."""
     # An empty table decomposes only ops that alias or mutate: in-place ops become functional, dropout in eval mode
     # becomes a copy; linear, convolution, normalizations and attention stay whole.
     with warnings.catch_warnings():
@@ -47,16 +56,13 @@ def functionalised(program: ExportedProgram) -> ExportedProgram:
         warnings.filterwarnings("ignore", r".*treespec, LeafSpec.*", FutureWarning)
         try:
             with _operators_of_the_cpu():
-                functional = _decomposed(program)
+                return _decomposed(program)
         except Exception as error:  # torch traces the program again, and may raise anything
             raise ImportModelError(
                 "run_decompositions cannot make the exported program functional: "
                 f"{first_lines(error)}\nMake new tensors instead of changing {_changing(program)} in place, and use a "
                 f"program that still has its weights. If it has a cache, {IN_PLACE_REMEDY}"
             ) from error
-    index_by_tensors(functional.graph)
-    drop_checks(functional.graph)
-    return functional
 
 
 def _decomposed(program: ExportedProgram) -> ExportedProgram:
@@ -73,10 +79,16 @@ def _decomposed(program: ExportedProgram) -> ExportedProgram:
 
 
 def _composites(program: ExportedProgram) -> dict[OpOverload, Callable[..., Any]]:
-    """Return what other libraries' composite operators are made of: torch.compile takes them apart, too."""
-    targets = {node.target for node in program.graph.nodes if isinstance(node.target, OpOverload)}
-    foreign = {one for one in targets if one.namespace not in ("aten", "prims", "fmtprop")}
-    return {one: partial(one._op_dk, _COMPOSITE) for one in foreign if one._can_decompose()}
+    """Return what composite operators are made of that cannot stay whole.
+
+    Other libraries' (torch.compile takes them apart, too), and those whose result shows their source although PyTorch
+    does not declare it, such as an ``einsum`` that is a transposition: a change of one is a change of both.
+    """
+    nodes = [node for node in program.graph.nodes if isinstance(node.target, OpOverload)]
+    apart = {node.target for node in nodes if node.target.namespace not in ("aten", "prims", "fmtprop")}
+    if any(node.target._schema.is_mutable for node in nodes):
+        apart |= {node.target for node in nodes if shows_a_source(node)}
+    return {one: partial(one._op_dk, _COMPOSITE) for one in apart if one._can_decompose()}
 
 
 def _changing(program: ExportedProgram) -> str:

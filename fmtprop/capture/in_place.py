@@ -57,7 +57,7 @@ def with_copies(module: fx.GraphModule, error: Exception) -> fx.GraphModule | No
     where the view is a transposed one and the functional form returns a row-major tensor (``masked_fill``, ``scatter``,
     ``cumsum``); a copy keeps strides.
     """
-    is_refused = any(text in str(error) for text in _REFUSALS) and any(_functional(node) for node in _nodes(module))
+    is_refused = any(text in str(error) for text in _REFUSALS) and any(functional_form(node) for node in _nodes(module))
     return _changed(module, _copy) if is_refused else None
 
 
@@ -79,7 +79,9 @@ def _changed(module: fx.GraphModule, change: Callable[[fx.Node], None]) -> fx.Gr
 
 def _alias(node: fx.Node) -> None:
     if _is_off(node):
-        node.target, node.args = _ALIAS, node.args[:1]
+        (source,) = node.all_input_nodes
+        node.target, node.args = _ALIAS, (source,)
+        node.meta = {**node.meta, **{key: source.meta[key] for key in ("val", "example_value") if key in source.meta}}
 
 
 def _is_off(node: fx.Node) -> bool:
@@ -94,7 +96,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _changes(node: fx.Node) -> bool:
-    return bool(node.args) and (_writes(node) or _functional(node) is not None)
+    return bool(node.args) and (_writes(node) or functional_form(node) is not None)
 
 
 def _is_unfold(node: fx.Node) -> bool:
@@ -148,6 +150,13 @@ def _is_view(node: fx.Node) -> bool:
     return is_part or torch._C._is_alias_of(tensor, source)  # type: ignore[attr-defined]
 
 
+def shows_a_source(node: fx.Node) -> bool:
+    """Return whether a call's result shares memory with an operand, as recorded."""
+    made = _tensor(node)
+    read = [tensor for tensor in map(_tensor, node.all_input_nodes) if tensor is not None]
+    return made is not None and any(torch._C._is_alias_of(made, tensor) for tensor in read)  # type: ignore[attr-defined]
+
+
 def _tensor(node: object) -> torch.Tensor | None:
     """Return a node's tensor without data, or the first one of several."""
     found = _value(node)
@@ -161,7 +170,7 @@ def _value(node: object) -> object:
 
 
 def _copy(node: fx.Node) -> None:
-    if (functional := _functional(node)) is None:
+    if (functional := functional_form(node)) is None:
         return
     first, *others = node.args
     clone = "clone" if node.op == "call_method" else torch.ops.aten.clone.default
@@ -173,7 +182,7 @@ def _copy(node: fx.Node) -> None:
     node.args, node.kwargs = (first, new), {}
 
 
-def _functional(node: fx.Node) -> str | OpOverload | None:
+def functional_form(node: fx.Node) -> str | OpOverload | None:
     """Return the functional form of an in-place call of PyTorch's, None for other calls and for ``copy_``."""
     if node.op == "call_method":
         name = str(node.target)

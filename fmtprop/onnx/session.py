@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from importlib import import_module
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +22,7 @@ from fmtprop.compiling.options import Options
 from fmtprop.compiling.plans import Plans
 from fmtprop.compiling.shapes import Shapes
 from fmtprop.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
-from fmtprop.onnx.arrays import NodeArg, node_arg, value_of, written
+from fmtprop.onnx.arrays import NodeArg, node_arg, reader_of, value_of, written
 from fmtprop.onnx.model import deciding_inputs, open_program
 from fmtprop.runtime.threads import on_cpu
 
@@ -127,6 +128,8 @@ class InferenceSession:
         for name in options.keys() - set(known):
             raise UnsupportedOpError(f"a session has no option {name!r}; it has max_shapes, {', '.join(known)}")
         self._program = open_program(path_or_bytes)
+        # its room needs the package onnx, which the line above asks for
+        self._array_of: Callable[[Any], Any] = import_module("fmtprop.onnx.model.elements").array_of
         # None is the default, as of compile
         self._options = Options(**{name: value for name, value in options.items() if value is not None})
         tensors = self._program.body.constants.values()
@@ -140,6 +143,7 @@ class InferenceSession:
         self.reason: str | None = None
         self._inputs = [node_arg(info) for info in self._program.inputs]
         self._outputs = [node_arg(info) for info in self._program.outputs]
+        self._readers = {arg.name: reader_of(arg) for arg in self._inputs}
         self._is_fixed = all(isinstance(size, int) for arg in self._inputs for size in arg.shape)
         narrow = [arg.name for arg in self._inputs if arg.type in ("tensor(float16)", "tensor(bfloat16)")]
         if narrow:
@@ -219,11 +223,10 @@ class InferenceSession:
             A name is unknown or missing, an array is not of the declared type and shape, or a node cannot run on these
             sizes or values.
         """
-        from fmtprop.onnx.model.elements import array_of
-
-        wanted = self._wanted(output_names)
-        results = dict(zip((arg.name for arg in self._outputs), self._results(self._values(input_feed)), strict=True))
-        return [array_of(results[name]) for name in wanted]
+        array_of = self._array_of
+        places = None if output_names is None else self._places(output_names)
+        results = self._results(self._values(input_feed))
+        return [array_of(result) for result in (results if places is None else [results[place] for place in places])]
 
     def io_binding(self) -> IOBinding:
         """Return a binding: arrays that runs read and write in place."""
@@ -254,11 +257,10 @@ class InferenceSession:
         fixed = self._fixed(values)
         args = [values[arg.name] for arg in self._inputs if arg.name not in fixed]
         if bound and len(bound) == len(self._outputs):
-            out = [torch.from_numpy(bound[arg.name]) for arg in self._outputs]
-            made = plan(*args, out=out if len(out) > 1 else out[0])
-            return list(made) if isinstance(made, tuple | list) else [made]
-        made = plan(*args)
-        results = list(made) if isinstance(made, tuple | list) else [made]
+            return list(plan.run_flat(args, [torch.from_numpy(bound[arg.name]) for arg in self._outputs]))
+        results = list(plan.run_flat(args))
+        if not bound:
+            return results
         return [written(result, bound.get(arg.name), arg) for result, arg in zip(results, self._outputs, strict=True)]
 
     def _by_node(self, values: Mapping[str, Any], reason: str | None) -> list[Any]:
@@ -278,11 +280,14 @@ class InferenceSession:
 
     def _planned(self, values: Mapping[str, Any]) -> CompiledModel | None:
         """Return the plan for these inputs; None if the model runs node by node."""
-        if self.reason is not None:
+        if self.reason is not None or len(values) != len(self._inputs):
             return None
-        if not all(isinstance(value, torch.Tensor) for value in values.values()) or set(values) != set(self._names()):
-            return None
-        return self._plan(tuple(tuple(values[name].shape) for name in self._names()), self._fixed(values))
+        shapes = []
+        for arg in self._inputs:
+            if not isinstance(value := values[arg.name], torch.Tensor):
+                return None
+            shapes.append(tuple(value.shape))
+        return self._plan(tuple(shapes), self._fixed(values))
 
     def _fixed(self, values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return the inputs that decide which nodes run, if they do not have another value in each call."""
@@ -302,6 +307,9 @@ class InferenceSession:
 
     def _plan(self, shapes: _Shapes, fixed: Mapping[str, torch.Tensor] | None = None) -> CompiledModel | None:
         fixed = fixed or {}
+        case = (*shapes, *_values_of(fixed))
+        if (known := self._plans.known(case)) is not None:
+            return known
         from fmtprop.onnx.model.graph import graph_of
         from fmtprop.onnx.model.program import ContradictionError, LimitError, OperandsError
 
@@ -312,7 +320,7 @@ class InferenceSession:
                 return compile_graph(graph, options, shapes=self._shared)
 
         try:
-            return self._plans.get((*shapes, *_values_of(fixed)), make)
+            return self._plans.get(case, make)
         except (ContradictionError, LimitError):
             raise
         except (ImportModelError, ShapeError) as error:
@@ -323,26 +331,29 @@ class InferenceSession:
 
     # ------------------------------------------------------------------ names and arrays
 
-    def _wanted(self, names: Sequence[str] | None) -> list[str]:
+    def _places(self, names: Sequence[str]) -> list[int]:
+        """Return the places of outputs among all; no names are all of them."""
         have = [arg.name for arg in self._outputs]
         if isinstance(names, str):
             raise InputError(f"output_names is {names!r}; it must be a list of names")
         unknown = sorted(set(names or ()) - set(have))
         if unknown:
             raise InputError(f"there is no output {unknown[0]!r}; the model's outputs are {', '.join(have)}")
-        return list(names or have)
+        return list(map(have.index, names or have))
 
     def _values(self, feed: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(feed, Mapping):
             raise InputError(f"input_feed is a {type(feed).__name__}; it must be a dictionary of arrays by name")
-        args = {arg.name: arg for arg in self._inputs}
-        unknown = sorted(set(feed) - set(args) - self._program.weights)
+        readers = self._readers
+        weights = () if feed.keys() == readers.keys() else sorted(set(feed) - set(readers))
+        unknown = [name for name in weights if name not in self._program.weights]
         if unknown:
-            raise InputError(f"there is no input {unknown[0]!r}; the model's inputs are {', '.join(args)}")
-        missing = [name for name in args if name not in feed]
+            raise InputError(f"there is no input {unknown[0]!r}; the model's inputs are {', '.join(readers)}")
+        missing = [name for name in readers if name not in feed]
         if missing:
-            raise InputError(f"input {missing[0]} is missing; the model's inputs are {', '.join(args)}")
-        return {name: value_of(value, args.get(name)) for name, value in feed.items()}
+            raise InputError(f"input {missing[0]} is missing; the model's inputs are {', '.join(readers)}")
+        values = {name: read(feed[name]) for name, read in readers.items()}
+        return values if not weights else {**values, **{name: value_of(feed[name], None) for name in weights}}
 
 
 def _values_of(fixed: Mapping[str, torch.Tensor]) -> _Case:

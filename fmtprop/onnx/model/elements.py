@@ -105,7 +105,12 @@ def from_array(array: Any) -> Any:
         array = array.astype(array.dtype.newbyteorder("="))
     if array.dtype == _BFLOAT16:
         return _shared(array.view(np.int16)).view(torch.bfloat16)
-    return _shared(array) if array.dtype in _NUMPY else array
+    return _shared(array) if is_shared(array.dtype) else array
+
+
+def is_shared(dtype: np.dtype[Any]) -> bool:
+    """Return whether PyTorch's tensors share the memory of numpy's arrays of a type."""
+    return dtype in _NUMPY
 
 
 def _shared(array: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -126,7 +131,9 @@ def array_of(value: Any) -> Any:
         return [array_of(item) for item in value]
     if not isinstance(value, torch.Tensor):
         return value
-    tensor = value.detach().resolve_conj().resolve_neg()
+    tensor = value
+    if value.requires_grad or value.is_conj() or value.is_neg():
+        tensor = value.detach().resolve_conj().resolve_neg()
     return tensor.view(torch.int16).numpy().view(_BFLOAT16) if tensor.dtype is torch.bfloat16 else tensor.numpy()
 
 

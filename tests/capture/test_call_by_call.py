@@ -1,0 +1,178 @@
+"""Programs that are made functional call by call mean what they did; the others are left to PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fmtprop.capture import functionalising
+from fmtprop.capture.call_by_call import made_functional
+from fmtprop.capture.torch_export import from_torch
+from tests.capture.checking import check
+
+X = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0))
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("state", torch.ones(6))
+        self.norm = nn.BatchNorm1d(4)
+        self.own_statistics = nn.BatchNorm1d(4, track_running_stats=False)
+
+    def forward(self, x: Tensor) -> object:
+        return self.function(self, x)
+
+
+def chain(m, x):
+    y = x * 2
+    return y.relu_().add_(x).mul_(3)
+
+
+def source_behind_a_change(m, x):
+    y = x.exp()
+    z = y.add_(1)
+    return y * 2, z
+
+
+def source_in_front_of_a_change(m, x):
+    y = x.exp()
+    before = y * 5
+    y.sigmoid_()
+    return before, y
+
+
+def dropout_is_its_source(m, x):
+    y = x.exp()
+    F.dropout(y, 0.5, training=False).add_(1)
+    return y
+
+
+def copy_of_a_transposed(m, x):
+    y = x.transpose(1, 2)
+    return y.reshape(2, 24).relu_(), y.contiguous().tanh_(), y.flatten()
+
+
+def composites(m, x):
+    parts = x.chunk(3, dim=-1)
+    y = torch.cat([parts[2], parts[0].expand_as(parts[1])]).to(torch.float64).to(torch.float64)
+    return y.unflatten(-1, (2, 1)), m.norm(x).reshape_as(x), torch.einsum("bij,bkj->bik", x, x)
+
+
+def twice_the_same_operand(m, x):
+    y = x.exp()
+    y.mul_(y)
+    return y.reshape(-1) + y.reshape(-1)
+
+
+def statistics_of_the_batch(m, x):
+    return m.own_statistics(x)
+
+
+def read_before_the_change(m, x):
+    y = x.exp()
+    total = y.view(-1).sum()
+    y.add_(1)
+    later = y.view(-1) * 2
+    return y, total, later
+
+
+def check_and_count(function, monkeypatch) -> int:
+    """Compare a function's graph with the function; return how often PyTorch traced its program again."""
+    retraced, programs = functionalising._retraced, []
+    monkeypatch.setattr(functionalising, "_retraced", lambda program: programs.append(program) or retraced(program))
+    check(Function(function).eval(), X, aten=None)
+    return len(programs)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        chain, source_behind_a_change, source_in_front_of_a_change, copy_of_a_transposed,
+        composites, twice_the_same_operand, read_before_the_change, statistics_of_the_batch,
+    ],
+)  # fmt: skip
+def test_it_needs_no_second_trace(function, monkeypatch):
+    assert check_and_count(function, monkeypatch) == 0
+
+
+def view_between_two_changes(m, x):
+    y = x.exp()
+    y.add_(1)
+    view = y.view(-1)
+    y.mul_(2)
+    return view + 1
+
+
+def view_shows_the_change(m, x):
+    y = x.exp()
+    view = y.view(-1)
+    y.add_(1)
+    return view * 2
+
+
+def changed_view(m, x):
+    y = x.exp()
+    y[:, 0].add_(1)
+    return y
+
+
+def change_behind_a_reshape(m, x):
+    y = x.exp()
+    y.reshape(-1).add_(1)
+    return y
+
+
+def einsum_is_its_source(m, x):
+    y = x.exp()
+    torch.einsum("ijk->ijk", y).add_(1)
+    return y
+
+
+def part_of_several(m, x):
+    first, second = x.exp().split(2, dim=1)
+    first.add_(second)
+    return first
+
+
+def another_type(m, x):
+    return x.exp().add_(torch.ones(6, dtype=torch.float64))
+
+
+def copied_into(m, x):
+    y = torch.zeros(2, 4, 6)
+    y.copy_(x)
+    return y
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        dropout_is_its_source, view_between_two_changes,
+        view_shows_the_change, changed_view, change_behind_a_reshape, einsum_is_its_source, part_of_several,
+        another_type, copied_into,
+    ],
+)  # fmt: skip
+def test_what_needs_more_is_left_to_pytorch(function, monkeypatch):
+    assert check_and_count(function, monkeypatch) == 1
+
+
+def test_sizes_that_change_are_left_to_pytorch():
+    program = torch.export.export(nn.Flatten(), (X,), dynamic_shapes=({0: torch.export.Dim("n")},))
+    assert made_functional(program) is None
+
+
+def test_the_graph_is_the_same_as_by_a_second_trace(monkeypatch):
+    module = nn.Sequential(nn.Conv1d(4, 8, 3), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Flatten(), nn.Dropout(0.5))
+
+    def described():
+        return [(node.op, node.attrs, node.results) for node in from_torch(module, X).nodes()]
+
+    quick = described()
+    monkeypatch.setattr(functionalising, "made_functional", lambda program: None)
+    assert described() == quick
