@@ -30,6 +30,7 @@ from fmtprop.passes.rewrites.recognise_rms_norm import RecogniseRmsNorm
 from fmtprop.passes.rewrites.recognise_rotary import RecogniseRotary
 from fmtprop.passes.rewrites.release_sums import ReleaseSums
 from fmtprop.passes.rewrites.remove_identities import RemoveIdentities
+from fmtprop.passes.rewrites.single_numbers import SingleNumbers
 from fmtprop.passes.training.batch_statistics import ReadVariance
 from fmtprop.passes.training.join_additions import JoinAdditions
 from fmtprop.passes.training.join_gradients import JoinGradients
@@ -53,6 +54,8 @@ NORMALISE: tuple[Pass, ...] = (
     PairQuantization(),
     # weights behind views become weights
     FoldConstants(),
+    # before functions are recognised
+    SingleNumbers(),
     RecogniseShuffle(),
     # before its steps become post-ops of other nodes
     RecogniseFunctions(),
