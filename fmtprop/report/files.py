@@ -80,8 +80,7 @@ def write_text(text: str, path: str | PathLike[str], ours: re.Pattern[bytes] = _
     """Write a rendered document to a file of any extension.
 
     `ours`: the beginning of such a document, a report by default. An existing file is replaced only if it begins so.
-    Raises FmtpropError if an existing file of another kind, a directory that does not exist, no permission, or the file
-    system refused.
+    Raises FmtpropError if a file of another kind exists, the directory does not, or the file system refuses.
     """
     file = _path(path)
     try:
