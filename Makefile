@@ -22,7 +22,7 @@ TEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE= $(BIN
 # On a CPU with AVX-512, these run once more as on one without it and without bf16: tests of data types, of the choice of
 # formats, and of our own kernels.
 AVX2_TESTS := tests/ir/test_deferred.py tests/jit tests/models/test_fuzz.py tests/models/test_fuzz_quantized.py \
-  tests/passes/test_dynamic_quantization.py \
+  tests/passes/test_dynamic_quantization.py tests/passes/test_rounded.py \
   $(filter-out %_inspection.py,$(wildcard tests/targets/test_*.py))
 
 .PHONY: help
