@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fmtprop.capture.fx_import import copied
-from fmtprop.capture.in_place import functional_form
+from fmtprop.capture.in_place import ALIAS, functional_form
 
 _ATEN = torch.ops.aten
 _BATCH_NORM = _ATEN.batch_norm.default
@@ -108,8 +108,11 @@ class _ProgramRewrite:
 
     def _note(self, node: fx.Node) -> None:
         """Note the memory that a node shows."""
+        if node.target is ALIAS:  # it was a dropout, and what is recorded is a copy
+            (source,) = node.all_input_nodes
+            self._showing[_memory_of(node.meta["val"])] = self._showing[_memory_of(source.meta["val"])]
         for tensor in _tensors(node.meta.get("val")):
-            self._showing[tensor.untyped_storage()._cdata].append(node)
+            self._showing[_memory_of(tensor)].append(node)
 
     def _take_apart(self, node: fx.Node) -> None:
         """Replace a composite call by the calls that it makes, or by its source if it makes none."""
@@ -119,14 +122,13 @@ class _ProgramRewrite:
         recorder = _PartsRecorder(node)
         result = recorder.result_of(target.decompose)
         if isinstance(result, torch.Tensor):
-            node.replace_all_uses_with(recorder.node_of(result))
+            recorder.put(result, node)
         else:
             for user in list(node.users):
                 if user.target is not getitem:
                     raise _LeftToPyTorch
-                user.replace_all_uses_with(recorder.node_of(result[user.args[1]]))
-                self._graph.erase_node(user)
-        self._graph.erase_node(node)
+                recorder.put(result[user.args[1]], user)
+            self._graph.erase_node(node)
         for made in recorder.made:
             self._places[made] = self._places[node]
             self._note(made)
@@ -141,7 +143,7 @@ class _ProgramRewrite:
         tensor = source.meta.get("val")
         if source.op == "placeholder" or source.target is getitem or not isinstance(tensor, torch.Tensor):
             raise _LeftToPyTorch
-        place, showing = self._places[node], self._showing[tensor.untyped_storage()._cdata]
+        place, showing = self._places[node], self._showing[_memory_of(tensor)]
         for one in showing:
             read_later = [user for user in one.users if self._places[user] > place]
             is_other = one not in (source, node) and self._places[one] <= place
@@ -151,13 +153,10 @@ class _ProgramRewrite:
         result = recorder.result_of(form)
         if not _are_alike(result, tensor):
             raise _LeftToPyTorch
-        made = recorder.node_of(result)
+        made = recorder.put(result, node)
         self._places[made] = place
-        self._showing[result.untyped_storage()._cdata] = showing  # later changes ask about all
-        showing.append(made)
-        node.replace_all_uses_with(made)
+        self._note(made)
         source.replace_all_uses_with(made, lambda user: self._places[user] > place)
-        self._graph.erase_node(node)
 
 
 class _PartsRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -190,6 +189,15 @@ class _PartsRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise _LeftToPyTorch
         return self._nodes[id(tensor)]
 
+    def put(self, result: torch.Tensor, node: fx.Node) -> fx.Node:
+        """Replace a node by a result's, which takes over what is recorded: others' tensors may share its memory."""
+        made = self.node_of(result)
+        if made in self.made:
+            made.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(made)
+        node.graph.erase_node(node)
+        return made
+
     def _know(self, tensor: torch.Tensor, node: fx.Node) -> None:
         self._nodes[id(tensor)] = node
         self._kept.append(tensor)
@@ -215,6 +223,10 @@ class _PartsRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node.meta = {**self._at.meta, "val": value}
         self.made.append(node)
         return node
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

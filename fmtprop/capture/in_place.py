@@ -20,7 +20,7 @@ from fmtprop.errors import ImportModelError
 #: errors of PyTorch's tracers about in-place calls that eager PyTorch computes
 _REFUSALS = ("Cannot view a tensor", "modified by an inplace operation")
 
-_ALIAS, _DROPOUT = torch.ops.aten.alias.default, torch.ops.aten.dropout.default
+ALIAS, _DROPOUT = torch.ops.aten.alias.default, torch.ops.aten.dropout.default
 _SLICE, _PARTS, _MOVE = torch.ops.aten.slice.Tensor, torch.ops.aten.unflatten.int, torch.ops.aten.movedim.int
 _UNFOLD = torch.ops.aten.unfold.default
 
@@ -79,9 +79,7 @@ def _changed(module: fx.GraphModule, change: Callable[[fx.Node], None]) -> fx.Gr
 
 def _alias(node: fx.Node) -> None:
     if _is_off(node):
-        (source,) = node.all_input_nodes
-        node.target, node.args = _ALIAS, (source,)
-        node.meta = {**node.meta, **{key: source.meta[key] for key in ("val", "example_value") if key in source.meta}}
+        node.target, node.args = ALIAS, node.args[:1]
 
 
 def _is_off(node: fx.Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from fmtprop.capture import functionalising
 from fmtprop.capture.call_by_call import made_functional
 from fmtprop.capture.torch_export import from_torch
-from tests.capture.checking import check
+from tests.capture.checking import check, compare, run
 
 X = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0))
 
@@ -51,6 +52,11 @@ def dropout_is_its_source(m, x):
     y = x.exp()
     F.dropout(y, 0.5, training=False).add_(1)
     return y
+
+
+def dropout_beside_a_change(m, x):
+    y = x.exp().relu_()
+    return F.dropout(y, 0.5, training=False) + y
 
 
 def copy_of_a_transposed(m, x):
@@ -94,7 +100,7 @@ def check_and_count(function, monkeypatch) -> int:
     "function",
     [
         chain, source_behind_a_change, source_in_front_of_a_change, copy_of_a_transposed,
-        composites, twice_the_same_operand, read_before_the_change, statistics_of_the_batch,
+        dropout_beside_a_change, composites, twice_the_same_operand, read_before_the_change, statistics_of_the_batch,
     ],
 )  # fmt: skip
 def test_it_needs_no_second_trace(function, monkeypatch):
@@ -134,6 +140,13 @@ def einsum_is_its_source(m, x):
     return y
 
 
+def einsum_of_a_dropout(m, x):
+    y = x.exp()
+    same = torch.einsum("ijk->ijk", F.dropout(y, 0.5, training=False))
+    y.add_(1)
+    return same * 2
+
+
 def part_of_several(m, x):
     first, second = x.exp().split(2, dim=1)
     first.add_(second)
@@ -154,7 +167,8 @@ def copied_into(m, x):
     "function",
     [
         dropout_is_its_source, view_between_two_changes,
-        view_shows_the_change, changed_view, change_behind_a_reshape, einsum_is_its_source, part_of_several,
+        view_shows_the_change, changed_view, change_behind_a_reshape, einsum_is_its_source, einsum_of_a_dropout,
+        part_of_several,
         another_type, copied_into,
     ],
 )  # fmt: skip
@@ -176,3 +190,55 @@ def test_the_graph_is_the_same_as_by_a_second_trace(monkeypatch):
     quick = described()
     monkeypatch.setattr(functionalising, "made_functional", lambda program: None)
     assert described() == quick
+
+
+class Random(nn.Module):
+    """Some calls that a seed chooses: in-place ones, views, copies and what may be either."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        draw = random.Random(self.seed)
+        made = [x * 1.0, x.exp()]
+        for _ in range(draw.randrange(3, 12)):
+            chosen = draw.randrange(len(made))
+            call = CALLS[draw.randrange(len(CALLS))]
+            result = call(made[chosen])
+            made += result if isinstance(result, tuple) else [result]
+        return (*made[2:], made[0] + 0, made[1] + 0)
+
+
+CALLS = (
+    lambda t: t.relu_(),
+    lambda t: F.relu(t, inplace=True),
+    lambda t: t.add_(1),
+    lambda t: t.mul_(t),
+    lambda t: t.sigmoid_().add_(t),
+    lambda t: t.clamp_(-1, 1),
+    lambda t: t.view(-1) if t.is_contiguous() else t.unsqueeze(0),
+    lambda t: t.reshape(2, -1),
+    lambda t: t.transpose(0, -1),
+    lambda t: t[..., 1:] if t.shape[-1] > 1 else t[..., None],
+    lambda t: t.contiguous(),
+    lambda t: t.flatten(-2) if t.ndim > 1 else t.flatten(),
+    lambda t: t.chunk(2, -1) if t.shape[-1] > 1 and t.shape[-1] % 2 == 0 else t.squeeze(),
+    # PyTorch's exporter gives the result of others row-major strides, so it takes a copy for the source
+    lambda t: F.dropout(t, 0.3, training=False) if t.is_contiguous() else t.tanh(),
+    lambda t: torch.einsum("...i->...i", t),
+    lambda t: t.to(torch.float32),
+    lambda t: t.sum(-1, keepdim=True).expand_as(t) * 1,
+    lambda t: t.clone(),
+)
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [range(25), *(pytest.param(range(i, i + 25), marks=pytest.mark.slow) for i in range(25, 1000, 25))],
+    ids=str,
+)
+def test_random_changes_in_place(seeds):
+    for seed in seeds:
+        module, expected = Random(seed), Random(seed)(X.clone())
+        compare(run(from_torch(module, X), X), expected, 1e-5, 1e-5)
