@@ -20,7 +20,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from fmtprop.capture.fx_import import copied
 from fmtprop.capture.in_place import ALIAS, functional_form
@@ -38,7 +38,9 @@ class _LeftToPyTorch(Exception):
 
 def made_functional(program: ExportedProgram) -> ExportedProgram | None:
     """Return a program of fixed sizes without composite views and in-place calls; None where PyTorch must make it."""
-    if program.range_constraints or any(True for _ in program.graph_module.named_children()):
+    tensors = (*program.state_dict.values(), *program.constants.values())
+    are_wrappers = any(map(is_traceable_wrapper_subclass, tensors))  # such as torchao's weights
+    if program.range_constraints or are_wrappers or any(True for _ in program.graph_module.named_children()):
         return None
     graph = copied(program.graph)
     for spec, node in zip(program.graph_signature.input_specs, graph.find_nodes(op="placeholder"), strict=True):

@@ -270,11 +270,13 @@ def test_dst_may_take_over_the_operands_that_the_op_names(op, operand):
 
 # ---------------------------------------------------------------- post-ops
 
-#: a fused depthwise convolution changes the dims: it has tests of its own
+#: without two that have tests of their own: a fused depthwise convolution changes the dims, and a layer normalization
+#: has a rounding behind it in a kernel of ours alone
 POST_OPS = [
     pytest.param(op, kind, id=f"{op.name}-{kind}")
     for op in PRIMITIVES
     for kind in sorted(op.post_ops - {"convolution"})
+    if (op.name, kind) != ("layer_normalization", "eltwise")
 ]
 
 
