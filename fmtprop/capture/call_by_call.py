@@ -182,8 +182,11 @@ class _PartsRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def result_of(self, function: Callable[..., Any]) -> Any:
         """Call a function with the node's arguments, tensors without data."""
         args, kwargs = fx.map_arg((self._at.args, self._at.kwargs), lambda node: node.meta["val"])
-        with self._kept[0].fake_mode, torch.no_grad(), self:  # type: ignore[attr-defined]
-            return function(*args, **kwargs)
+        try:
+            with self._kept[0].fake_mode, torch.no_grad(), self:  # type: ignore[attr-defined]
+                return function(*args, **kwargs)
+        except Exception as error:  # an operator's own code may raise anything; in a second trace, with a remedy
+            raise _LeftToPyTorch from error
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
         """Return the node of an argument or a recorded result."""
@@ -207,9 +210,9 @@ class _PartsRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
         if func._schema.is_mutable:
             raise _LeftToPyTorch
+        result = func(*args, **(kwargs or {}))
         given = pytree.tree_map_only(torch.Tensor, self.node_of, (args, dict(kwargs or {})))
         with self._at.graph.inserting_before(self._at):
             node = self._add(self._at.graph.call_function(func, *given), result)

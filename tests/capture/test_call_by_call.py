@@ -176,6 +176,22 @@ def test_what_needs_more_is_left_to_pytorch(function, monkeypatch):
     assert check_and_count(function, monkeypatch) == 1
 
 
+def test_an_operator_whose_parts_fail_is_one_error():
+    library = torch.library.Library("call_by_call", "DEF")
+    library.define("fails(Tensor x) -> Tensor")
+    traced = []
+
+    def fails(x):
+        if traced:
+            raise KeyError("a key of the operator's own")
+        return x * 2
+
+    library.impl("fails", fails, "CompositeImplicitAutograd")
+    program = torch.export.export(Function(lambda m, x: torch.ops.call_by_call.fails(x)).eval(), (X,))
+    traced.append(True)
+    assert made_functional(program) is None
+
+
 def test_sizes_that_change_are_left_to_pytorch():
     program = torch.export.export(nn.Flatten(), (X,), dynamic_shapes=({0: torch.export.Dim("n")},))
     assert made_functional(program) is None
