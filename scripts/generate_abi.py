@@ -271,9 +271,7 @@ def render(abi: Abi) -> str:
         "RUNTIMES = {" + ", ".join(f'"{name}": {number}' for name, number in abi.runtimes.items()) + "}\n",
         "ENUMS: dict[str, dict[str, int]] = {\n"
         + "".join(
-            f'    "{enum}": {{\n'
-            + "".join(f'        "{name}": {number},\n' for name, number in values.items())
-            + "    },\n"
+            f'    "{enum}": {{\n{render_numbers(values)}\n    }},\n'
             for enum, values in abi.enums.items()
             if enum != "dnnl_format_tag_t"
         )
@@ -288,6 +286,13 @@ def render(abi: Abi) -> str:
         + "}\n",
     ]
     return "\n\n".join(parts)
+
+
+def render_numbers(values: dict[str, int]) -> str:
+    """Return the source of the entries of a dictionary, as many in a line as fit."""
+    entries = " ".join(f'"{name}":\N{NO-BREAK SPACE}{number},' for name, number in values.items())
+    lines = textwrap.wrap(entries, 118, initial_indent=" " * 8, subsequent_indent=" " * 8)
+    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def render_tuple(items: tuple[str, ...]) -> str:
