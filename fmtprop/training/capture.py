@@ -33,7 +33,6 @@ from fmtprop.training.attention import attention_in_parts, heads_in_parts
 from fmtprop.training.effects import join_checks, without_tokens
 from fmtprop.training.embedding_bag import whole_embedding_bag
 from fmtprop.training.factorizations import keep_factorized_side
-from fmtprop.training.hooks import watch_hooks
 from fmtprop.training.lrn import whole_lrn
 from fmtprop.training.one_hot import whole_one_hot
 from fmtprop.training.recurrent import RECURRENT, whole_recurrent
@@ -73,7 +72,6 @@ def training_backend(
     parted = _PARTITIONS[options.memory]
 
     def compile_captured(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        watch_hooks()
         made: list[TrainingStep] = []
 
         def partition(joint: fx.GraphModule, inputs: Any, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -44,6 +44,15 @@ _CAN_ALLOW = hasattr(torch._C._dynamo.eval_frame, "set_code_exec_strategy")
 #: the code of the function that PyTorch captures for modules of its own, one for all of them
 _AROUND = external_utils.wrap_inline(print).__code__
 
+#: hooks for all modules: as long as there are any, PyTorch runs the module, since its captures do not look for them
+_FOR_ALL_MODULES = tuple(
+    getattr(nn.modules.module, f"_global_{kind}_hooks")
+    for kind in ("forward_pre", "forward", "backward_pre", "backward")
+)
+
+#: PyTorch's settings that a call changes
+_CONFIGURED = ("allow_rnn", "skip_nnmodule_hook_guards", "recompile_limit", "fail_on_recompile_limit_hit")
+
 #: name of PyTorch's mark of a tensor's axes that changed in another graph
 _CHANGED_AXES = "_dynamo_propagated_dynamic_indices"
 
@@ -109,7 +118,7 @@ class TrainingModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Take the original's arguments, return its results; their backward pass runs as planned."""
-        if self._plain.known and self._plain.has(args, kwargs):
+        if any(_FOR_ALL_MODULES) or (self._plain.known and self._plain.has(args, kwargs)):
             return self._original(*args, **kwargs)
         try:
             results = self._run(args, kwargs)
@@ -152,10 +161,11 @@ class TrainingModule(nn.Module):
         if self._is_whole:
             _allow_capture(type(self._original).forward)
         config = torch._dynamo.config
-        before = config.allow_rnn, config.recompile_limit, config.fail_on_recompile_limit_hit
+        before = {name: getattr(config, name) for name in _CONFIGURED}
         # torch.compile leaves recurrent layers to Python by default; config.patch takes 40 us, an eager step of a
         # small layer as long
         config.allow_rnn = True
+        config.skip_nnmodule_hook_guards = False  # a module that gets its first hook is captured again
         if self._is_whole:  # pieces may have sizes that data choose: beyond PyTorch's limit it runs them
             config.recompile_limit, config.fail_on_recompile_limit_hit = MOST_PLANS, True
         try:
@@ -167,7 +177,8 @@ class TrainingModule(nn.Module):
                 "sizes; give numbers that change as tensors"
             ) from error
         finally:
-            config.allow_rnn, config.recompile_limit, config.fail_on_recompile_limit_hit = before
+            for name, value in before.items():
+                setattr(config, name, value)
 
     @property
     def nets(self) -> tuple[CompiledModel, ...]:

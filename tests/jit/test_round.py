@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -28,11 +30,19 @@ def rounded(src, kernel, threads=2):
     return dst
 
 
-@pytest.mark.parametrize("rows, length, pitch", [(1, 16, 16), (1, 4097, 4097), (3, 5001, 5001), (7, 49, 81)], ids=str)
-@pytest.mark.parametrize("read", [None, *GRIDS])
-@pytest.mark.parametrize("made", GRIDS)
-@pytest.mark.parametrize("in_reals", [True, False], ids=["reals", "bytes"])
-def test_roundings_are_those_of_the_op(isa, rows, length, pitch, read, made, in_reals):
+#: rows, their length, and elements from row to row
+SIZES = [(1, 16, 16), (1, 4097, 4097), (3, 5001, 5001), (7, 49, 81)]
+#: each pair of ends, with one of the sizes in turn
+ENDS = [
+    (read, made, in_reals, SIZES[(i + j) % len(SIZES)])
+    for i, read in enumerate([None, *GRIDS])
+    for j, (made, in_reals) in enumerate(product(GRIDS, (True, False)))
+]
+
+
+@pytest.mark.parametrize(("read", "made", "in_reals", "size"), ENDS)
+def test_roundings_are_those_of_the_op(isa, read, made, in_reals, size):
+    rows, length, pitch = size
     generator, grid = torch.Generator().manual_seed(0), GRIDS[made]
     numbers = torch.randn(rows, pitch, generator=generator) * 8
     numbers[0, :16] = torch.arange(-8, 8) * grid.scale + grid.scale / 2  # halves

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,6 +18,14 @@ from fmtprop.ops.quantization import to_bytes, to_reals
 BF16 = pytest.mark.skipif(not takes(DataType.BF16), reason="this CPU has no bf16")
 U8, S8, SHIFTED = Grid((0.02,), 0, 255), Grid((0.03,), -128, 127), Grid((0.02,), -117, 138)
 KINDS = ["rms", "layer", "softmax"]
+
+READ = {"f32": None, "u8": U8, "s8": S8, "shifted": SHIFTED}
+#: a rounding behind the rows, and whether its numbers are stored as reals
+MADE = [(None, True), *product((U8, S8, SHIFTED, Grid((0.05,), -3, 12)), (True, False))]
+#: each pair of ends, with columns of one vector, with a rest, and of many vectors in turn
+ENDS = [
+    (read, *made, (16, 49, 768)[(i + j) % 3]) for i, read in enumerate(READ.values()) for j, made in enumerate(MADE)
+]
 
 
 def run(kernel, threads=2, **tensors):
@@ -71,13 +81,8 @@ def test_rows_of_any_size(isa):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("read", [None, U8, S8, SHIFTED], ids=["f32", "u8", "s8", "shifted"])
-@pytest.mark.parametrize("made", [None, U8, S8, SHIFTED, Grid((0.05,), -3, 12)], ids=["f32", "u8", "s8", "odd", "few"])
-@pytest.mark.parametrize("to_reals_", [True, False], ids=["reals", "bytes"])
-@pytest.mark.parametrize("columns", [16, 49, 768])
+@pytest.mark.parametrize(("read", "made", "to_reals_", "columns"), ENDS)
 def test_ends_of_bytes(isa, kind, read, made, to_reals_, columns):
-    if made is None and not to_reals_:
-        return
     torch.manual_seed(0)
     src = torch.randn(7, columns) * 2
     stored, real = src, src

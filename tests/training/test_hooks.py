@@ -1,9 +1,8 @@
-"""Hooks of modules have the same effect as in eager PyTorch, by either door, whenever they are registered."""
+"""Hooks of modules have the same effect as in eager PyTorch, whenever they are registered."""
 
 from __future__ import annotations
 
 import copy
-from importlib import import_module
 
 import pytest
 import torch
@@ -24,18 +23,14 @@ def shifted(module, args):
     return tuple(x + 1 for x in args)
 
 
-@pytest.fixture(params=["fp.compile", "torch.compile"])
-def trained(request, monkeypatch):
-    """The module by a door, the original, and an equal module that PyTorch runs; a step was made."""
-    monkeypatch.setattr(import_module("fmtprop.dynamo.backend"), "compare", lambda ours, theirs, _: (True, (0.0, 1.0)))
+@pytest.fixture
+def trained():
+    """The module compiled for training, the original, and an equal module that PyTorch runs; a step was made."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     module = mlp()
     eager = copy.deepcopy(module)
-    if request.param == "fp.compile":
-        call = fp.compile(module, X, training=True, **OPTIONS)
-    else:
-        call = torch.compile(module, backend="fmtprop", options=OPTIONS)
+    call = fp.compile(module, X, training=True, **OPTIONS)
     assert_same_step(call, module, eager)
     return call, module, eager
 
@@ -97,26 +92,3 @@ def test_hooks_for_all_modules_are_called_for_the_modules_of_the_user():
     assert calls[0] == calls[1] == calls[2]
     trained.register_forward_hook(doubled)
     torch.testing.assert_close(trained(X), module(X) * 2)
-
-
-class BuilderBefore210:
-    """A builder of guards that finds values by names alone."""
-
-    def __init__(self, builder) -> None:
-        self.scope = builder.scope
-        self.add_python_lambda_leaf_guard_to_root = builder.add_python_lambda_leaf_guard_to_root
-
-    def get(self, name):
-        return eval(name, self.scope)  # of a guard: TypeError
-
-
-def test_lists_of_hooks_are_found_by_names_as_well(trained, monkeypatch):
-    call, module, eager = trained
-    hooks = import_module("fmtprop.training.hooks")
-    install = hooks._install
-    monkeypatch.setattr(hooks, "_install", lambda empty, builder, _: install(empty, BuilderBefore210(builder), _))
-    torch._dynamo.reset()
-    assert_same_step(call, module, eager)
-    for one in (module, eager):
-        one[1].register_forward_hook(doubled)
-    assert_same_step(call, module, eager)
