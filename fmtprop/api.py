@@ -106,7 +106,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     example_inputs : torch.Tensor or tuple, optional
         Required for a module: they fix the shapes. Other models have shapes already, which must be equal.
     dtype : {"f32", "bf16", "f16"} or torch.dtype
-        Data type of compute-intensive ops. ``"bf16"`` needs a CPU with AVX-512 or AVX2-VNNI-2 (a requirement of
+        Data type of compute-intensive ops. ``"bf16"`` needs a CPU with AVX512-BF16 or AVX2-VNNI-2 (a requirement of
         oneDNN); on other CPUs a warning says that f32 is used. ``"f16"`` needs a CPU with AVX512-FP16 or AVX2-VNNI-2,
         and is an error elsewhere; numbers above 65504 become infinite.
     policy : {"optimal", "propagate", "naive", "plain"}

@@ -197,7 +197,7 @@ def advice_for(
     if not torch_threads:
         advice.append(f"PyTorch {library.torch}: fp.from_torch and the reference target need it (pip install torch)")
     if not data_types["bf16"]:
-        advice.append(f'no bf16 kernels on this CPU ({library.isa}): dtype="bf16" needs AVX-512 or AVX2-VNNI-2')
+        advice.append(f'no bf16 kernels on this CPU ({library.isa}): dtype="bf16" needs AVX512-BF16 or AVX2-VNNI-2')
     if library.version < NEWER and platform.machine() == "x86_64":
         advice.append(NEWER_HINT)
     if library.runtime == "SYCL":

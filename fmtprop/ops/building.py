@@ -157,13 +157,20 @@ class Copying:
     A step may also make the call alone and keep the results.
 
     `places`: the place of each result; None for one without readers. `may_share`: whether a result may share memory
-    with an argument.
+    with an argument. `overload`: PyTorch's function that is called, if it is one.
     """
 
-    __slots__ = ("call", "may_share", "places")
+    __slots__ = ("call", "may_share", "overload", "places")
 
-    def __init__(self, call: partial[Any], places: Sequence[torch.Tensor | None], *, may_share: bool = False) -> None:
-        self.call, self.places, self.may_share = call, places, may_share
+    def __init__(
+        self,
+        call: partial[Any],
+        places: Sequence[torch.Tensor | None],
+        *,
+        may_share: bool = False,
+        overload: Any = None,
+    ) -> None:
+        self.call, self.places, self.may_share, self.overload = call, places, may_share, overload
 
     def __call__(self) -> None:
         """Make the call and the copies."""

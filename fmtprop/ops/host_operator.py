@@ -17,7 +17,7 @@ from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.building import Copying, Ready, Tensors
 from fmtprop.ops.host_call import CallOperand, HostCall, Resolved, arguments_of, prepare
-from fmtprop.ops.without_data import result_of
+from fmtprop.ops.without_data import by_rule, result_of
 
 #: a call with an overload for given memory that replaces the memory's strides by the source's
 _RESTRIDES = "aten.adaptive_avg_pool2d.default"
@@ -131,7 +131,7 @@ def operator(attrs: HostCall, tensors: Tensors, results: Sequence[torch.Tensor |
     if any(str(result.real_type) != "Tensor" for result in prepared.function._schema.returns):
         return None
     call = partial(trial.binding or prepared.function, *args, **kwargs)
-    return Copying(call, places, may_share=_may_share(prepared.function))
+    return Copying(call, places, may_share=_may_share(prepared.function), overload=prepared.function)
 
 
 @lru_cache(maxsize=1024)
@@ -196,16 +196,22 @@ def _tried(attrs: HostCall, operands: tuple[tuple[str, torch.dtype, torch.Size],
         may_be = any(name in attrs.target for name in ("complex", "fft", "eig", "polar"))
         return None if may_be else _TrialCall((None,) * count, None)
     # without operands, a binding would ask the caller's default device
-    binding = _binding(prepare(attrs).function) if operands else None
+    binding = binding_of(prepare(attrs).function) if operands else None
     try:
-        other = _results(attrs, tensors, lambda _, args, kwargs: binding(*args, **kwargs)) if binding else ()
+        other = _results(attrs, tensors, partial(_bound, binding)) if binding else ()
     except failures:  # it has other parameters
         other = ()
     same = [(one.dtype, one.shape) for one in made] == [(one.dtype, one.shape) for one in other]
     return _TrialCall(made, binding if same else None)
 
 
-def _binding(function: Any) -> Any:
+def _bound(binding: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make a call by its binding; where a rule knows the result, the binding is known to take the same arguments."""
+    ruled = by_rule(function, args, kwargs)
+    return binding(*args, **kwargs) if ruled is None else ruled
+
+
+def binding_of(function: Any) -> Any:
     """Return PyTorch's generated binding of the functions of an overload's name; None if they have none."""
     namespace, _, name = function.name().partition("::")
     name = name.partition(".")[0]

@@ -6,6 +6,7 @@ tensors. PyTorch's fake tensors have the same use, but their calls take several 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -72,11 +73,9 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         dtype = _DTYPES[key]
         if dtype is not None:
             return torch.empty(together(shapes), dtype=dtype, device="meta")
-    rule = RULES.get(func)
-    dims = None if rule is None else rule(*args, **kwargs)
-    if dims is not None:
-        first = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
-        return torch.empty(dims, dtype=first.dtype, device="meta")
+    ruled = by_rule(func, args, kwargs)
+    if ruled is not None:
+        return ruled
     several = SEVERAL[func](*args, **kwargs) if func in SEVERAL else None
     if several is not None:
         return tuple(torch.empty(dims, dtype=args[0].dtype, device="meta") for dims in several)
@@ -88,6 +87,15 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             _RESULTS.clear()
         _RESULTS[key] = found
     return map_tensors(found, _alike)  # each result of a call is one of its own
+
+
+def by_rule(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """Return the result, without data, of a call for whose shape there is a rule; it is row-major."""
+    dims = RULES[func](*args, **kwargs) if func in RULES else None
+    if dims is None:
+        return None
+    first = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
+    return torch.empty(dims, dtype=first.dtype, device="meta")
 
 
 @cache

@@ -23,6 +23,7 @@ from fmtprop.ir.ports import result_names
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.building import several
+from fmtprop.ops.without_data import by_rule
 from fmtprop.passes.assignment.formats import channels_last, like, plain, worth_trying
 from fmtprop.passes.precision.in_bytes import in_reals
 from fmtprop.passes.target import Candidate, Request
@@ -275,7 +276,8 @@ def _made_formats(node: Node, operands: Mapping[str, MemoryDesc], results: Seque
     if call is None:
         return None
     try:
-        made = several(call.call())
+        ruled = by_rule(call.overload, call.call.args, call.call.keywords)
+        made = several(call.call() if ruled is None else ruled)
     except REFUSED:  # it reads numbers
         return _Made(tuple(results), is_written=True)
     if any(one is None for one in made):

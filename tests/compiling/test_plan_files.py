@@ -204,22 +204,27 @@ def test_pickle_copy_and_torch_save(tmp_path):
 SPAWNED = """
 import sys, torch, fmtprop as fp
 net = fp.load_plan(sys.argv[1], on_mismatch="error")
-torch.manual_seed(1)
-result = net(torch.randn(2, 3, 16, 16))
+result = net(torch.load(sys.argv[2]))
 print(result.view(torch.int32).sum().item(), sorted(m for m in ("networkx", "scipy", "sympy") if m in sys.modules))
 """
 
 
-def test_another_process_gives_equal_bits_and_imports_little(tmp_path):
-    """Neither networkx nor a solver is needed."""
-    module, args = convolutions()
+def words():
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Embedding(50, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 8))
+    return module, (torch.randint(0, 50, (2, 7)),)
+
+
+@pytest.mark.parametrize("made", [convolutions, words])
+def test_another_process_gives_equal_bits_and_imports_little(made, tmp_path):
+    """Neither networkx nor a solver, nor sympy, which PyTorch imports to find the shape of an embedding."""
+    module, args = made()
     net = fp.compile(module.eval(), args, tune="model", confirm=False)
-    path = saved(net, tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SPAWNED, str(path)], capture_output=True, text=True, check=True
-    )
-    torch.manual_seed(1)
-    result = net(torch.randn(2, 3, 16, 16))
+    path, numbers = saved(net, tmp_path), tmp_path / "input.pt"
+    torch.save(args[0], numbers)
+    command = [sys.executable, "-W", "error", "-c", SPAWNED, str(path), str(numbers)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    result = net(*args)
     assert done.stdout.split() == [str(result.view(torch.int32).sum().item()), "[]"]
 
 

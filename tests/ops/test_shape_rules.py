@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from fmtprop.ops.host_operator import binding_of
 from fmtprop.ops.shape_rules import RULES, SEVERAL, together
 from fmtprop.ops.without_data import result_of
 
@@ -174,6 +175,8 @@ def test_a_rule_gives_the_result_of_pytorch(function):
             continue
         answered += 1
         wanted = function(*args)  # does not raise: a rule answers for valid operands only
+        bound = binding_of(function)(*args)  # nor does this: a call with a rule is not tried before it is bound
+        assert (bound.shape, bound.dtype) == (wanted.shape, wanted.dtype)
         made = result_of(function, args, {})
         told = f"{function}({[getattr(at, 'shape', at) for at in args]})"
         assert (list(wanted.shape), wanted.dtype, wanted.stride()) == (dims, made.dtype, made.stride()), told
