@@ -8,25 +8,24 @@ import warnings
 import pytest
 
 from fmtprop.cli.console import warning_printer
+from tests import processes
 from tests.cli.command import start
 
 
 @pytest.mark.parametrize("name", ["ONEDNN_VERBOSE", "DNNL_VERBOSE"])
 def test_json_is_alone(name, tmp_path):
     words = ("run", "chain", "-n", 1, "-p", "plain", "--json")
-    process = start(*words, environment={name: "2", "FMTPROP_CACHE_DIR": str(tmp_path)})
-    out, err = process.communicate()
-    assert process.returncode == 0
-    assert json.loads(out)
-    assert "onednn_verbose" in err
+    done = processes.run("-m", "fmtprop", *words, **{name: "2", "FMTPROP_CACHE_DIR": str(tmp_path)})
+    assert done.returncode == 0
+    assert json.loads(done.stdout)
+    assert "onednn_verbose" in done.stderr
 
 
 def test_text_lets_onednn_speak(tmp_path):
     """So that ``ONEDNN_VERBOSE=1 fmtprop run … | grep onednn_verbose`` works as with any other program."""
-    process = start("run", "chain", "-n", 1, "-p", "plain", environment={"ONEDNN_VERBOSE": "1"})
-    out, err = process.communicate()
-    assert (process.returncode, err) == (0, "")
-    assert "onednn_verbose" in out
+    done = processes.run("-m", "fmtprop", "run", "chain", "-n", 1, "-p", "plain", ONEDNN_VERBOSE="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "onednn_verbose" in done.stdout
 
 
 def test_json_without_a_stderr():

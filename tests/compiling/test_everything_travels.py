@@ -1,7 +1,5 @@
 """What compiles can be saved, and gives equal bits after it was loaded; on another instruction set, right results."""
 
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -14,6 +12,7 @@ from fmtprop.errors import FmtpropError
 from fmtprop.ir.builtin import builtin_names
 from fmtprop.layout import DataType
 from fmtprop.planfile.container import Container, parts
+from tests import processes
 from tests.models import fuzz
 from tests.models.fuzz_quantized import Drawn
 
@@ -157,12 +156,10 @@ else:
 @pytest.mark.parametrize(
     "kind", ["f32", "int8", *(pytest.param(k, marks=pytest.mark.slow) for k in ("dynamic", "int4", "bf16"))]
 )
-def test_another_instruction_set(kind, back, tmp_path, monkeypatch):
+def test_another_instruction_set(kind, back, tmp_path):
     """The plan is made again, with one warning."""
     for which, isa in zip(("save", "load"), ("AVX2", "ALL") if back else ("ALL", "AVX2"), strict=True):
-        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", isa)
-        command = [sys.executable, "-c", ELSEWHERE, str(tmp_path), kind, which]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = processes.run("-c", ELSEWHERE, tmp_path, kind, which, ONEDNN_MAX_CPU_ISA=isa)
         assert done.returncode == 0, done.stderr[-3000:]
     assert "instruction set: avx" in done.stdout
     assert "planned again" in done.stdout

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import os
 import pickle
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import fmtprop as fp
 from fmtprop import dnnl
 from fmtprop.errors import PlanError, UnsupportedOpError
 from fmtprop.layout import DataType, MemoryDesc
+from tests import processes
 from tests.compiling.test_bytes import residual_network
 
 
@@ -323,9 +323,8 @@ def test_a_plan_of_another_instruction_set(tmp_path):
     """One warning that names both; the same results."""
     here = dnnl.lib().isa
     path = tmp_path / "elsewhere.fmtplan"
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2" if here != "avx2" else "SSE41"}
-    command = [sys.executable, "-c", ELSEWHERE, str(path), str(torch.get_num_threads())]
-    subprocess.run(command, check=True, env=environment)
+    isa = "AVX2" if here != "avx2" else "SSE41"
+    assert processes.run("-c", ELSEWHERE, path, torch.get_num_threads(), ONEDNN_MAX_CPU_ISA=isa).returncode == 0
     with pytest.raises(PlanError, match=r"does not fit: instruction set: \S+.* in the file, .* here; load it with"):
         fp.load_plan(path, on_mismatch="error")
     with pytest.warns(RuntimeWarning, match="does not fit: instruction set: ") as told:

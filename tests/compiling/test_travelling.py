@@ -58,8 +58,8 @@ sys.stdin.readline()
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's account of memory")
-def test_ten_processes_at_once_give_equal_bits_and_share_the_weights(tmp_path):
-    """Each maps the whole file, and has a tenth of it."""
+def test_processes_at_once_give_equal_bits_and_share_the_weights(tmp_path):
+    """Each maps the whole file, and has its share of it."""
     module, x = wide()
     net = fp.compile(module, x, deterministic=True)
     path = tmp_path / "net.fmtplan"
@@ -67,7 +67,7 @@ def test_ten_processes_at_once_give_equal_bits_and_share_the_weights(tmp_path):
     torch.manual_seed(1)
     expected = net(torch.randn(4, 2048))
     command = [sys.executable, "-c", WORKER, str(path), str(torch.get_num_threads())]
-    workers = [subprocess.Popen(command, stdin=-1, stdout=-1, text=True) for _ in range(10)]
+    workers = [subprocess.Popen(command, stdin=-1, stdout=-1, text=True) for _ in range(4)]
     try:
         digests = {worker.stdout.readline() for worker in workers}
         figures = []
@@ -78,7 +78,7 @@ def test_ten_processes_at_once_give_equal_bits_and_share_the_weights(tmp_path):
         assert len(digests) == 1
         for rss, pss in figures:
             assert rss > 0.9 * _WEIGHTS_NBYTES
-            assert pss < 0.2 * _WEIGHTS_NBYTES
+            assert pss < 0.4 * _WEIGHTS_NBYTES
     finally:
         for worker in workers:
             worker.communicate("\n\n")

@@ -1,8 +1,5 @@
 """Artefacts of PyTorch's cache: a second process starts with the first one's choices."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.compiler._cache import CacheArtifactManager
@@ -10,6 +7,7 @@ from torch.compiler._cache import CacheArtifactManager
 import fmtprop.dynamo
 from fmtprop.compiling.choices import choices_of
 from fmtprop.errors import FmtpropError
+from tests import processes
 
 SCRIPT = """
 import logging, sys, torch
@@ -43,8 +41,8 @@ print(any("in an earlier process" in text for text in told), len(told), "checked
 
 
 def run(which, path, scale=1.0):
-    command = [sys.executable, "-c", SCRIPT, which, str(path), str(scale)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = processes.run("-c", SCRIPT, which, path, scale)
+    assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
 
@@ -128,8 +126,5 @@ print(result.view(torch.int32).sum().item(), len(artifacts.known()))
 def test_a_function_that_is_compiled_ahead_is_saved_and_loaded(tmp_path):
     """torch.compile's aot_compile: with other weights and inputs, too."""
     path = str(tmp_path / "function")
-    first, second = (
-        subprocess.run([sys.executable, "-c", AHEAD, which, path], capture_output=True, text=True, check=True).stdout
-        for which in ("first", "second")
-    )
+    first, second = (processes.run("-c", AHEAD, which, path).stdout for which in ("first", "second"))
     assert second.split()[1] == first.split()[1]

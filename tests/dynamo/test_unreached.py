@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from tests import processes
 
 #: in a process of its own: the warning comes once
 PROGRAM = """
@@ -32,12 +31,6 @@ print("quiet")
 
 @pytest.mark.parametrize(("way", "warns"), [("wrapped", True), ("inside", False), ("not called", False)])
 def test_parallel_modules_that_dynamo_skips_are_told(way, warns, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, way, str(tmp_path / "store")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = processes.run("-c", PROGRAM, way, tmp_path / "store")
     assert ("no graph has reached fmtprop" in done.stderr) == warns, done.stderr[-2000:]
     assert ("quiet" in done.stdout) != warns, done.stderr[-2000:]

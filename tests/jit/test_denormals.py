@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -14,6 +12,7 @@ from torch import nn
 import fmtprop as fp
 from fmtprop.jit import denormals, no_code
 from fmtprop.runtime.agreement import error_of_numbers
+from tests import processes
 
 pytestmark = pytest.mark.skipif(bool(no_code()), reason="no generated code here")
 
@@ -144,4 +143,5 @@ def test_without_generated_code_the_mode_stays(tmp_path):
         "with denormals.flushed(): assert denormals.mode() == 0\n"
         "net(torch.ones(2, 4))\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True)
+    done = processes.run("-c", script)
+    assert done.returncode == 0, done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from fmtprop.jit.assembler import at
 from fmtprop.jit.attention_tiles import AttentionTilesArguments
 from fmtprop.jit.isa import AMX
 from fmtprop.jit.tile_program import PRODUCTS, TileProgram
+from tests import processes
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
@@ -87,8 +87,7 @@ def test_instructions_are_encoded_as_binutils_does(add, tmp_path):
 
 def test_there_are_no_tiles_where_onednn_may_not_use_them():
     code = "from fmtprop.jit import no_tiles; print(no_tiles())"
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
-    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    run = processes.run("-c", code, ONEDNN_MAX_CPU_ISA="AVX2")
     assert run.stdout == "oneDNN uses avx2 here, which has no AMX\n"
 
 

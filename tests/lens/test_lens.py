@@ -18,6 +18,7 @@ from fmtprop.lens.findings import lens_from, lens_of
 from fmtprop.lens.gain import Measurement, gain_of
 from fmtprop.lens.tracer import Tracer
 from fmtprop.verbose import Ledger
+from tests import processes
 from tests.cli.command import ROOT, fmtprop
 
 
@@ -60,10 +61,7 @@ def script(tmp_path):
 
 
 def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-    )  # fmt: skip
+    return processes.run(*words, PYTHONPATH=str(ROOT), **environment)
 
 
 def test_reorders_belong_to_modules_and_lines():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from fmtprop.onnx.model.elements import array_of, from_array
 from fmtprop.ops import OPS, Eltwise, emit
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.ops.host_call import host_call
+from tests import processes
 
 #: f32, whose sums are added in another order
 TOLERANCE = 2e-6
@@ -234,6 +234,6 @@ def test_large_weights_are_in_a_file_of_their_own(tmp_path: Path, monkeypatch: p
 
 def test_the_command_saves_a_plan(tmp_path: Path) -> None:
     path = tmp_path / "plan.onnx"
-    command = [sys.executable, "-m", "fmtprop", "show", "chain", "-o", str(path)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
+    done = processes.run("-m", "fmtprop", "show", "chain", "-o", path)
+    assert (done.returncode, done.stdout) == (0, "")
     assert any(p.key == "fmtprop.implementation" for node in onnx.load(path).graph.node for p in node.metadata_props)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -26,6 +23,7 @@ from fmtprop.report.ledger import CAUSES, KINDS, module_of, totals
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.tuning import costs_for
 from fmtprop.verbose import parse_line
+from tests import processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -248,9 +246,7 @@ RUNS = 9
 
 @pytest.mark.parametrize(("name", "policy"), [("concat", "naive"), ("residual", "optimal")])
 def test_the_ledger_is_what_onednn_logs(name, policy):
-    environment = {**os.environ, "ONEDNN_VERBOSE": "0", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", RUN.replace("RUNS", str(RUNS)), name, policy]
-    out = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+    out = processes.run("-c", RUN.replace("RUNS", str(RUNS)), name, policy, ONEDNN_VERBOSE="0").stdout
     before, *runs = out.split("RUN\n")
     lines = [*before.splitlines(), *runs[0].splitlines()]
     (told,) = [json.loads(line[6:]) for line in lines if line.startswith("LEDGER")]

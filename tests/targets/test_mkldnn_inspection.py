@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,6 +13,7 @@ from fmtprop.errors import InputError, LibraryError
 from fmtprop.layout import MemoryDesc, unpack
 from fmtprop.runtime.boundary import Boundary
 from fmtprop.targets.mkldnn import inspection
+from tests import processes
 
 CONV = torch.ops.aten.mkldnn_convolution.default
 
@@ -132,8 +130,7 @@ with torch.no_grad():
 
 def run_verbose(code: str, **environment: str) -> list[str]:
     """Return what a program prints, with what the oneDNN inside PyTorch logs."""
-    env = {**os.environ, "ONEDNN_VERBOSE": "1", **environment}
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env)
+    result = processes.run("-c", code, ONEDNN_VERBOSE="1", **environment)
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()
 
@@ -252,8 +249,7 @@ main(["doctor"])
 
 
 def test_without_a_library_pytorchs_own_runs_models():
-    env = {**os.environ, "FMTPROP_DNNL_LIBRARY": "/nowhere/libdnnl.so.3"}
-    result = subprocess.run([sys.executable, "-c", FALLBACK], capture_output=True, text=True, timeout=120, env=env)
+    result = processes.run("-c", FALLBACK, FMTPROP_DNNL_LIBRARY="/nowhere/libdnnl.so.3")
     first, second, third, *doctor = result.stdout.splitlines()
     assert first.startswith("1 RuntimeWarning no oneDNN library can be loaded: the model runs on the oneDNN inside")
     assert second == "mkldnn True True" and third == "2"
