@@ -13,9 +13,13 @@ from fmtprop.dnnl.enums import algorithm, data_type
 from fmtprop.dnnl.handle import Handle
 from fmtprop.dnnl.library import lib, raise_status
 from fmtprop.dnnl.sizes import int64_array
+from fmtprop.errors import UnsupportedOpError
 
 _USER_SCRATCHPAD = _abi.ENUMS["dnnl_scratchpad_mode_t"]["scratchpad_mode_user"]
 _UNDEF = _abi.ENUMS["dnnl_data_type_t"]["data_type_undef"]
+
+#: most post-ops of a primitive (oneDNN's `post_ops_t::post_ops_limit`)
+_LIMIT = 32
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,8 @@ class PostOp:
 class PostOps(Handle[_abi.dnnl_post_ops_t]):
     """A chain of post-ops, applied to the result of a primitive in this order.
 
-    Every ``append_*`` returns the object itself, and raises `DnnlError` if oneDNN refuses.
+    Every ``append_*`` returns the object itself. Raises UnsupportedOpError for the 33rd post-op, DnnlError if oneDNN
+    refuses.
 
     >>> from fmtprop import dnnl
     >>> post_ops = dnnl.PostOps().append_sum(1.0).append_eltwise("eltwise_relu")
@@ -106,6 +111,8 @@ class PostOps(Handle[_abi.dnnl_post_ops_t]):
         return self._appended("dw", status, op)
 
     def _appended(self, name: str, status: int, op: PostOp) -> PostOps:
+        if len(self.ops) >= _LIMIT:
+            raise UnsupportedOpError(f"a primitive has at most {_LIMIT} post-ops: there is no place for {op}")
         raise_status(f"dnnl_post_ops_append_{name}", status, f"{op} after {len(self.ops)} others")
         self.ops.append(op)
         return self

@@ -25,6 +25,7 @@ from fmtprop.passes.rewrites.fuse_post_ops import FusePostOps
 from fmtprop.passes.rewrites.join_writes import JoinWrites
 from fmtprop.passes.rewrites.nest_concats import NestConcats
 from fmtprop.passes.rewrites.recognise_functions import RecogniseFunctions
+from fmtprop.passes.rewrites.recognise_group_norm import RecogniseGroupNorm
 from fmtprop.passes.rewrites.recognise_lrn import RecogniseLrn
 from fmtprop.passes.rewrites.recognise_rms_norm import RecogniseRmsNorm
 from fmtprop.passes.rewrites.recognise_rotary import RecogniseRotary
@@ -61,6 +62,8 @@ NORMALISE: tuple[Pass, ...] = (
     RecogniseFunctions(),
     RecogniseRmsNorm(),
     RecogniseRotary(),
+    # before DelayReshapes
+    RecogniseGroupNorm(),
     # before FoldPadding, since a spelled-out LRN contains a padding
     RecogniseLrn(),
     FoldPadding(),

@@ -292,8 +292,11 @@ def test_an_index_that_does_not_exist_is_an_error_of_the_input():
     message = r"node .* from y: .*operands are f32\[4, 3\], s64\[2\].* input i holds 0 to 9; pass indices that do"
     with pytest.raises(InputError, match=message):
         made.run(None, {"w": table, "i": np.array([0, 9])})
-    assert made.run(None, {"w": table, "i": np.array([0, 3])})[0].shape == (2, 3)
+    table[3] = 7
+    assert made.run(None, {"w": table, "i": np.array([-1, -4])})[0].tolist() == [[7] * 3, [1] * 3]
     assert made.reason is None
+    (plan,) = made.plans.values()
+    assert len(plan.plan.steps) == 1  # negative indices need no step of their own
 
 
 def test_a_size_that_no_node_accepts_is_an_error_of_the_input():

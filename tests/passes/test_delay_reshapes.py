@@ -7,9 +7,12 @@ import pytest
 from fmtprop.ir.graph import Graph
 from fmtprop.ops import Binary, MatMul, Permute, Reshape
 from fmtprop.ops.inner_product import InnerProduct
-from fmtprop.ops.normalization import LayerNorm
+from fmtprop.ops.normalization import GroupNorm, LayerNorm
+from fmtprop.ops.quantization import FakeQuantize
 from fmtprop.passes.rewrites.delay_reshapes import DelayReshapes
 from fmtprop.passes.rewrites.fuse_post_ops import FusePostOps
+from fmtprop.passes.rewrites.recognise_group_norm import RecogniseGroupNorm
+from fmtprop.passes.rewrites.remove_identities import RemoveIdentities
 from tests.passes.rewriting import Builder, rewrite, summary
 
 
@@ -123,3 +126,27 @@ def test_a_reshape_that_the_op_broadcasts_stays():
     factor = build.op("reshape", Reshape((2, 1, 12)), "for_all", src=factor)
     product = build.binary("mul", factor, build.input(2, 5, 12, name="y"))
     assert fused(build.output(product)) == ["fc", "for_all", "mul"]
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_groups_that_were_made_channels_are_normalized_in_the_tensors_own_shape(rounds):
+    build = Builder()
+    src = build.conv(build.input(2, 3, 4, 5), 6, "conv")
+    groups = build.op("reshape", Reshape((2, 3, 40)), "groups", src=src)
+    scale, shift = build.constant(build.random(3)), build.constant(build.random(3))
+    norm = build.op("group_normalization", GroupNorm(3), "norm", src=groups, scale=scale, shift=shift)
+    value = build.op("fake_quantize", FakeQuantize(0.02, -128, 127), "round", src=norm) if rounds else norm
+    graph = build.output(build.op("reshape", Reshape((2, 6, 4, 5)), "back", src=value))
+    result = rewrite(graph, RecogniseGroupNorm(), DelayReshapes(), RemoveIdentities())
+    (found,) = [node for node in result.nodes() if node.op == "group_normalization"]
+    assert found.attrs == GroupNorm(3) and found.results[0].dims == (2, 6, 4, 5)
+    assert not [node for node in result.nodes() if node.op == "reshape"]
+
+
+def test_groups_that_do_not_get_their_shape_back_stay():
+    build = Builder()
+    groups = build.op("reshape", Reshape((2, 3, 40)), "groups", src=build.input(2, 6, 4, 5))
+    vectors = {name: build.constant(build.random(3)) for name in ("scale", "shift")}
+    graph = build.output(build.op("group_normalization", GroupNorm(3), "norm", src=groups, **vectors))
+    (found,) = [node for node in rewrite(graph, RecogniseGroupNorm()).nodes() if node.op == "group_normalization"]
+    assert found.results[0].dims == (2, 3, 40)

@@ -3,9 +3,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
+import fmtprop as fp
 from fmtprop.ir.verify import Stage, verify
-from fmtprop.ops import Concat, MatMul, Permute, Prelu, Reduction, Softmax, Sum
+from fmtprop.ops import Concat, Eltwise, FakeQuantize, MatMul, Permute, Prelu, Reduction, Softmax, Sum
+from fmtprop.ops.evaluate import evaluate
 from fmtprop.ops.pooling import Pooling
 from fmtprop.passes.rewrites.fuse_post_ops import FusePostOps
 from tests.passes.rewriting import Builder, rewrite, summary
@@ -243,3 +246,30 @@ def test_what_the_target_would_run_in_loops_stays_two_nodes():
     asked = LoopsWith(ref=frozenset({("convolution", "eltwise")}))
     assert summary(FusePostOps(target=asked).run(graph)) == ["conv", "relu"]
     assert summary(FusePostOps(target=LoopsWith()).run(graph)) == ["conv+relu"]
+
+
+def test_rounded_results_of_element_wise_ops_absorb_nothing():
+    build = Builder()
+    x = build.input(1, 3, 4, 4)
+    value = build.binary(
+        "mul", build.act(x, "logistic"), build.op("eltwise", Eltwise("abs"), "other", src=x), "product"
+    )
+    value = build.op("fake_quantize", FakeQuantize(0.5, 0, 255), "round", src=value)
+    graph = build.output(build.binary("add", value, build.op("eltwise", Eltwise("exp"), "more", src=x), "sum"))
+    found = {node.name: [one.op for one in node.post_ops] for node in FusePostOps().run(graph).nodes()}
+    assert found["product"] == ["fake_quantize"] and found["sum"] == []
+
+
+def test_a_chain_of_roundings_is_as_long_as_onednn_can_express():
+    build = Builder()
+    value = build.conv(build.input(1, 16, 4, 4), 16, "conv")
+    for number in range(12):
+        value = build.act(value, "relu", f"relu_{number}")
+        value = build.op("fake_quantize", FakeQuantize(0.5 + number / 16, 0, 255), f"round_{number}", src=value)
+    graph = build.output(value)
+    net = fp.compile(graph, policy="propagate", confirm=False)
+    x = torch.randn(1, 16, 4, 4, generator=torch.Generator().manual_seed(0))
+    (expected,) = evaluate(graph, {graph.input_nodes[0].name: x})
+    assert ((net(x) - expected).abs() > 1e-4).float().mean() < 0.02  # in the middle between two steps, either
+    counts = [len(node.post_ops) for node in net.compilation.normal.nodes() if node.op == "convolution"]
+    assert counts == [13]  # 7 functions and 6 roundings are 31 of oneDNN's 32

@@ -93,6 +93,9 @@ def _exchange(graph: Graph, concat: Node, node: Node) -> list[str]:
     joined: dict[str, Value] = {}
     for (name, value), end in zip(sources.items(), ends, strict=True):
         type_ = graph.type_of(value)
+        if isinstance(node.attrs, FakeQuantize) and graph.node(value.node).attrs == node.attrs:
+            joined[name] = value
+            continue
         operands = _sliced(graph, node, inputs, end - type_.dims[axis], end)
         part = node.with_(name=graph.fresh_name(f"{node.name}.part"), results=(type_,))
         (joined[name],) = graph.insert(part, {**operands, "src": value}, before=concat.name)

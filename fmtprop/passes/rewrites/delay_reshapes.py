@@ -9,6 +9,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.types import TensorType
+from fmtprop.ops.normalization import GroupNorm
 from fmtprop.ops.quantization import FakeQuantize
 from fmtprop.ops.view_attrs import Reshape
 from fmtprop.passes.editing import bypass, insert, only_reader
@@ -50,7 +51,7 @@ class DelayReshapes:
 def _is_between(graph: Graph, value: Value, node: Node) -> bool:
     """Return whether a value is a product, reshaped, that only this node reads and does not broadcast.
 
-    In front of a rounding, it may be the result of any element-wise op.
+    In front of a rounding, it may be the result of any element-wise op, or of a normalization of groups.
     """
     reshape = graph.node(value.node)
     if reshape.op != "reshape" or only_reader(graph, value) != node:
@@ -61,8 +62,8 @@ def _is_between(graph: Graph, value: Value, node: Node) -> bool:
     producer = graph.node(source.node)
     if producer.is_boundary or only_reader(graph, source) is None:
         return False
-    if isinstance(node.attrs, FakeQuantize) and opdef(producer.op).elementwise:
-        return True  # a function of quantized numbers may be looked up
+    if isinstance(node.attrs, FakeQuantize):  # a function of quantized numbers may be looked up
+        return opdef(producer.op).elementwise or isinstance(producer.attrs, GroupNorm) or _is_product(graph, producer)
     return _is_product(graph, producer)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -19,8 +19,8 @@ from fmtprop.passes.editing import bypass, is_constant, only_reader
 from fmtprop.passes.precision.mark_grids import is_rounded, keeps_numbers
 from fmtprop.passes.target import Target, is_optimized
 
-#: oneDNN's limit of post-ops
-_LIMIT = 32
+#: oneDNN's limit of post-ops, of which a rounding is four
+_LIMIT, _OF_ROUNDING = 32, 4
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class FusePostOps:
     producer's op can absorb it. An addition of a tensor that may be overwritten becomes ``sum`` if it is the first
     post-op; ``sum`` reads the tensor from the destination's buffer. Otherwise it becomes ``binary``: its operand has
     the dims of dst, or varies along one axis (the channels, or a matmul's last), or along none. If both producers of
-    an addition could absorb it, the later one does. Slopes of a prelu are constants, one per channel.
+    an addition could absorb it, the later one does. Slopes of a prelu are constants, one per channel. Rounded
+    element-wise results absorb nothing.
 
     Requires a well-formed graph without formats; after folding of batch normalizations, more can be absorbed. Ensures
     that no absorbable node is left. There can be no cycle, since only the absorbed node read the producer.
@@ -90,12 +91,14 @@ class FusePostOps:
         producer = graph.node(fusion.producer.node)
         if producer.is_boundary or len(producer.results) != 1 or producer.results != node.results:
             return False
-        if only_reader(graph, fusion.producer) is None or len(producer.post_ops) >= _LIMIT:
+        if only_reader(graph, fusion.producer) is None or _count(producer.post_ops) + _count([fusion]) > _LIMIT:
             return False
         if producer.op == "binary" and not _is_compiled(graph, producer):
             return False
         if isinstance(fusion.attrs, FakeQuantize) and keeps_numbers(producer) and is_rounded(graph, fusion.producer):
             return False  # such a producer moves bytes, but cannot round them to another grid
+        if opdef(producer.op).elementwise and is_rounded(graph, fusion.producer):
+            return False  # alone, such a producer may be a table, or compute with bytes
         declaration, form = opdef(producer.op), opdef(fusion.op).as_post_op
         if form is None or not declaration.absorbs:
             return False
@@ -147,6 +150,10 @@ class FusePostOps:
         if added:
             graph.set_inputs(fused.name, {**graph.inputs(fused.name), **added})
         graph.replace(fused)
+
+
+def _count(post_ops: Iterable[PostOp | _Fusion]) -> int:
+    return sum(_OF_ROUNDING if isinstance(one.attrs, FakeQuantize) else 1 for one in post_ops)
 
 
 def _tail(node: Node) -> list[str]:

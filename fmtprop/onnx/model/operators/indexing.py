@@ -32,6 +32,8 @@ def gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
             raise ValueError(f"index {place} is outside axis {axis} of size {x.shape[axis]}")
         one = x.select(axis, place)
         return one if indices.ndim == 0 else one.reshape(x.shape[:axis] + indices.shape + x.shape[axis + 1 :])
+    if not is_known(indices):  # negative ones count from the end, as PyTorch's do
+        return x[(slice(None),) * axis + (indices,)]
     places = _wrapped(indices, x.shape[axis])
     if axis == 0 and x.ndim == 2 and x.is_floating_point():
         return F.embedding(places, x)
