@@ -22,6 +22,7 @@ from fmtprop.ir.verify import Stage
 from fmtprop.layout import DataType
 from fmtprop.passes.base import Observer, Pass, Pipeline
 from fmtprop.passes.pipeline import NORMALISE
+from fmtprop.passes.precision.centred_weights import CentredWeights
 from fmtprop.passes.precision.compress_weights import BITS, CompressWeights
 from fmtprop.passes.precision.decode_weights import DecodeWeights
 from fmtprop.passes.precision.keep_float import KeepFloat
@@ -132,6 +133,8 @@ def _passes(target: Provider, special_values: str, keep_float: tuple[str, ...], 
 def _asking(one: Pass, target: Provider, like: Graph | None) -> Pass:
     """Return a pass, with its target if it asks one."""
     if isinstance(one, WidenPrecision):
+        return replace(one, target=target)
+    if isinstance(one, CentredWeights):
         return replace(one, target=target)
     return replace(one, target=target, like=like) if isinstance(one, FusePostOps) else one
 

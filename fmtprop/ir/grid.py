@@ -49,6 +49,9 @@ class Grid:
     shape: tuple[int, ...] = ()
     #: whether bytes are signed even if the multiples are not: a second factor must be
     signed: bool = False
+    #: steps that are added to the multiples of each scale. Such numbers are weights whose zero points differ; no bytes
+    #: stand for them.
+    shifts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not all(scale > 0 and isfinite(scale) for scale in self.scales):
@@ -58,6 +61,8 @@ class Grid:
             raise GraphError(f"a grid from {self.low} to {self.high} steps has no zero, or more than {_BYTE} numbers")
         if len(self.scales) != prod(self.shape):
             raise GraphError(f"a grid of shape {self.shape} has {len(self.scales)} scales")
+        if self.shifts and len(self.shifts) != len(self.scales):
+            raise GraphError(f"a grid has {len(self.scales)} scales but {len(self.shifts)} shifts")
 
     @property
     def scale(self) -> float:
@@ -98,16 +103,18 @@ class Grid:
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
         plain = {"scales": list(self.scales), "low": self.low, "high": self.high, "shape": list(self.shape)}
-        return {**plain, "signed": True} if self.signed else plain
+        return (
+            plain | ({"signed": True} if self.signed else {}) | ({"shifts": list(self.shifts)} if self.shifts else {})
+        )
 
     @classmethod
     def from_json(cls, data: object) -> Grid:
         """Return the grid of plain data."""
-        if not isinstance(data, Mapping) or data.keys() - {"signed"} != {"scales", "low", "high", "shape"}:
+        if not isinstance(data, Mapping) or data.keys() - {"signed", "shifts"} != {"scales", "low", "high", "shape"}:
             raise GraphError(f"a grid needs scales, low, high and shape, got {data!r}")
         scales, shape = _numbers(data["scales"], float), _numbers(data["shape"], int)
         low, high = _numbers([data["low"], data["high"]], int)
-        return cls(scales, low, high, shape, data.get("signed") is True)
+        return cls(scales, low, high, shape, data.get("signed") is True, _numbers(data.get("shifts", []), int))
 
 
 def _numbers(data: object, kind: type) -> tuple[Any, ...]:

@@ -75,8 +75,11 @@ def viewed_grid(grid: Grid, dims: tuple[int, ...], view: Callable[[torch.Tensor]
     shape = tuple(1 if same else size for same, size in zip(constant_along, scales.shape, strict=True))
     if prod(shape) > len(grid.scales):
         return None
-    kept = scales[tuple(slice(0, 1) if same else slice(None) for same in constant_along)]
-    return Grid(tuple(kept.flatten().tolist()), grid.low, grid.high, shape, grid.signed)
+    kept = tuple(slice(0, 1) if same else slice(None) for same in constant_along)
+    shifts: tuple[int, ...] = ()
+    if grid.shifts:
+        shifts = tuple(view(torch.tensor(grid.shifts).reshape(grid.shape).expand(dims))[kept].flatten().tolist())
+    return Grid(tuple(scales[kept].flatten().tolist()), grid.low, grid.high, shape, grid.signed, shifts)
 
 
 def unused_name(stem: str, out: Graph, source: Graph) -> str:

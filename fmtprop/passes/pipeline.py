@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fmtprop.passes.base import Pass
+from fmtprop.passes.precision.centred_weights import CentredWeights
 from fmtprop.passes.precision.integer_products import IntegerProducts
 from fmtprop.passes.precision.keep_scores import KeepScores
 from fmtprop.passes.precision.lower import WidenPrecision
@@ -70,7 +71,8 @@ NORMALISE: tuple[Pass, ...] = (
     # before normalizations are folded into the producers of the parts
     BeforeConcat(),
     FoldBatchNorm(),
-    # after weights are folded; before fusion
+    # after weights are folded; before fusion. The sums of rows may be shifted, too.
+    CentredWeights(),
     ShiftedRows(),
     # after normalizations are folded into the channels; before DelayReshapes, which moves the activation
     DeconvolvePixels(),

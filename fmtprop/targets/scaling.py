@@ -230,7 +230,7 @@ def saturates(node: Node, stored: Stored, impl: str, *, has_vnni: bool) -> bool:
     if stored["src"] is not DataType.U8:
         return True
     src, weights = grids["src"], grids["weights"]
-    largest = 2 * (src.high - src.low) * max(-weights.low, weights.high)
+    largest = 2 * (src.high - src.low) * max(-weights.low - weights.zero, weights.high + weights.zero)
     return not (largest <= _LARGEST_PAIR or (_is_depthwise(node) and not is_general))
 
 

@@ -265,7 +265,7 @@ def test_a_chain_of_roundings_is_as_long_as_onednn_can_express():
     value = build.conv(build.input(1, 16, 4, 4), 16, "conv")
     for number in range(12):
         value = build.act(value, "relu", f"relu_{number}")
-        value = build.op("fake_quantize", FakeQuantize(0.5 + number / 16, 0, 255), f"round_{number}", src=value)
+        value = build.op("fake_quantize", FakeQuantize(0.5 + 0.0371 * number, 0, 255), f"round_{number}", src=value)
     graph = build.output(value)
     net = fp.compile(graph, policy="propagate", confirm=False)
     x = torch.randn(1, 16, 4, 4, generator=torch.Generator().manual_seed(0))

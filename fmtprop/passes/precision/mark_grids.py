@@ -42,7 +42,8 @@ class MarkGrids:
 
         def marked(node: Node) -> Node:
             if node.op == "constant":
-                return node
+                grid = found.get(Value(node.name))
+                return node.with_(grids={"dst": grid} if grid is not None else NO_GRIDS) if node.grids else node
             grids = _at(graph, node, found) if found and node.op != "input" else NO_GRIDS
             return node.with_(grids=grids) if grids or node.grids else node
 
@@ -63,21 +64,26 @@ def _found(graph: Graph, nodes: list[Node], signed: Collection[Value]) -> dict[V
     for node in nodes:
         value = Value(node.name)
         grid = node.grids.get("dst") if node.op == "constant" else _grid(graph, node, found)
-        if grid is not None:
+        if grid is not None and not grid.shifts:
             found[value] = replace(grid, signed=True) if value in signed else grid
     return found
 
 
 def _second_factors(graph: Graph, node: Node, found: Mapping[Value, Grid]) -> Iterator[Value]:
-    """Yield the roundings of a node's computed second factor, if its bytes are unsigned: oneDNN takes signed ones."""
+    """Yield what makes a node's second factor, a rounding or a constant, if its bytes are unsigned.
+
+    oneDNN takes signed ones.
+    """
     inputs = {} if linear_of(node) is None else graph.inputs(node.name)
     values = [inputs["weights"]] if "weights" in inputs else []  # a gradient by weights has none
     while values:
         value = values.pop()
         producer = graph.node(value.node)
-        if producer.is_boundary or value not in found or found[value].stored is DataType.S8:
+        if value not in found or found[value].stored is DataType.S8:
             continue
-        if keeps_numbers(producer) and not producer.post_ops:
+        if producer.is_boundary:
+            yield value
+        elif keeps_numbers(producer) and not producer.post_ops:
             values += graph.inputs(producer.name).values()
         else:
             yield value

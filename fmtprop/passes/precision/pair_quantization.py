@@ -163,13 +163,15 @@ def _dequantize_constant(graph: Graph, node: Node, source: Value) -> None:
     if parameters is None or type_.dtype not in LIMITS or not type_.size:
         return
     scales, zeros = parameters
+    low, high = LIMITS[type_.dtype]
+    shifts: tuple[int, ...] = ()
     if not (zeros == zeros[0]).all():
-        return
-    zero, (low, high) = int(zeros[0]), LIMITS[type_.dtype]
+        shifts = tuple((low + 128 - zeros).tolist())
+    zero = low + 128 if shifts else int(zeros[0])
     axis = node.attrs.axis if isinstance(node.attrs, Dequantize) else 0
     shape = tuple(size if place == axis else 1 for place, size in enumerate(type_.dims)) if len(scales) > 1 else ()
     try:
-        grid = Grid(tuple(scales.tolist()), low - zero, high - zero, shape)
+        grid = Grid(tuple(scales.tolist()), low - zero, high - zero, shape, shifts=shifts)
     except GraphError as error:
         raise ShapeError(f"{node.label}: {error}") from error
     inputs = graph.inputs(node.name)
@@ -188,7 +190,7 @@ def _dequantize_constant(graph: Graph, node: Node, source: Value) -> None:
 
 def _largest(grid: Grid) -> float:
     """Return the largest magnitude of a grid's numbers."""
-    return max(grid.scales) * max(-grid.low, grid.high)
+    return max(grid.scales) * (max(-grid.low, grid.high) + max(map(abs, grid.shifts), default=0))
 
 
 def _without_effectless(graph: Graph) -> Graph:

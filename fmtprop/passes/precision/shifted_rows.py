@@ -1,4 +1,4 @@
-"""Inner products of rows whose zero is not the byte 0 become matrix products, which oneDNN has for such rows."""
+"""Inner products whose zeros are not the byte 0 become matrix products, for which oneDNN has zero points."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fmtprop.passes.precision.mark_grids import grids_of
 
 @dataclass(frozen=True)
 class ShiftedRows:
-    """Make a matrix product of each inner product in bytes of which the source's zero is not the byte 0.
+    """Make a matrix product of each inner product in bytes of which a factor's zero is not the byte 0.
 
     oneDNN's inner product takes no zero points. A matrix product takes them, and its weights are packed with the sums
     that belong to them.
@@ -40,7 +40,7 @@ class ShiftedRows:
                 if (
                     src is not None
                     and weights is not None
-                    and src.zero
+                    and (src.zero or weights.zero)
                     and prod(graph.type_of(inputs["src"]).dims[2:]) == 1
                 ):
                     _rewrite(graph, node)

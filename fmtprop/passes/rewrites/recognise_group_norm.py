@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
-from fmtprop.ops.normalization import VECTORS, GroupNorm
+from fmtprop.ops.normalization import GroupNorm
 from fmtprop.ops.quantization import FakeQuantize
 from fmtprop.ops.view_attrs import Reshape
 from fmtprop.passes.base import NodePass
@@ -38,7 +38,7 @@ class RecogniseGroupNorm(NodePass):
         dims = graph.type_of(source).dims
         if not 3 <= len(dims) <= 5 or dims[0] != node.results[0].dims[0] or dims[1] % groups or not dims[1]:
             return
-        given = {name: constant(graph, inputs[name]) for name in VECTORS if name in inputs}
+        given = {name: constant(graph, inputs[name]) for name in ("scale", "shift") if name in inputs}
         if None in given.values() or not _goes_back(graph, node, dims):
             return
         vectors = {
