@@ -33,9 +33,10 @@ def source(module: Changed) -> torch.Tensor:
     return torch.randn((8, 2) if module.transposed else (2, 8), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("windows", APART)
+@pytest.mark.parametrize(
+    ("windows", "first", "transposed"),
+    [(one, i % 2 == 0, i % 4 < 2) for i, one in enumerate([*APART, *APART[:2]])],
+)
 def test_windows_that_lie_apart_are_changed(windows, first, transposed):
     module = Changed(*windows, first, transposed)
     x = source(module)

@@ -37,7 +37,7 @@ def numbers(value: float = DENORMAL) -> torch.Tensor:
     return torch.full((4, 16, 64, 64), value)
 
 
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=[1, 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -50,7 +50,7 @@ def eager_keeps() -> bool:
     return bool((torch.full((MANY * 4,), DENORMAL) * 1.5).ne(0).all())
 
 
-@pytest.mark.parametrize(("special_values", "kept"), [(None, False), ("kept", False), ("exact", True)])
+@pytest.mark.parametrize(("special_values", "kept"), [("kept", False), ("exact", True)])
 def test_denormals_are_zero_in_all_threads_unless_exact(threads, special_values, kept):
     net = fp.compile(Scaled(), numbers(), special_values=special_values)
     before = denormals.mode() & denormals.FLUSH

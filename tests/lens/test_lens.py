@@ -374,4 +374,4 @@ def test_equal_layers_are_one_row_of_the_text():
     model = torch.nn.Sequential(*[torch.nn.Conv2d(16, 16, 3, padding=1) for _ in range(4)]).eval()
     lens = fp.explain_torch(model, torch.ones(1, 16, 96, 96), variants=[])
     assert len(lens.rows) == 4, "the JSON form has each layer"
-    assert "the costliest 1 of 1 places" in lens.to_text() and "0 and 3" in lens.to_text()
+    assert "the costliest 1 of 1 places" in lens.to_text() and "and 3 like it (Conv2d)" in lens.to_text()

@@ -12,21 +12,13 @@ import fmtprop as fp
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.types import TensorType
 from fmtprop.system import collector
+from tests import processes
 
 
 @pytest.fixture(autouse=True)
 def _restored():
     yield
     gc.enable()
-
-
-@pytest.fixture
-def _nothing_is_frozen(monkeypatch):
-    """The tests' own set-up freezes what it imports."""
-    monkeypatch.setattr(collector, "_has_frozen", False)
-    gc.unfreeze()
-    yield
-    gc.freeze()
 
 
 def test_paused_leaves_things_as_they_were():
@@ -58,20 +50,32 @@ def test_what_was_made_while_it_paused_is_collected():
         assert dead() is None
 
 
-@pytest.mark.usefixtures("_nothing_is_frozen")
+#: in a process of its own, which has few objects and has frozen none
+OLDER = """
+import gc, weakref
+from fmtprop.system import collector
+
+class Node:
+    pass
+
+gc.collect()
+node = Node()
+node.itself, dead = node, weakref.ref(node)
+del node
+with collector.paused():
+    younger = Node()
+    younger.itself, young = younger, weakref.ref(younger)
+    del younger
+assert young() is None and dead() is not None and gc.get_freeze_count() == 0
+gc.collect()
+assert dead() is None
+"""
+
+
 def test_older_objects_are_left_to_python():
     """Garbage of an export is not looked for: a pass over all its objects takes as long as many a compilation."""
-    gc.collect()
-    node = Node()
-    node.itself, dead = node, weakref.ref(node)
-    del node
-    with collector.paused():
-        younger = Node()
-        younger.itself, young = younger, weakref.ref(younger)
-        del younger
-    assert young() is None and dead() is not None and gc.get_freeze_count() == 0
-    gc.collect()
-    assert dead() is None
+    done = processes.run("-c", OLDER)
+    assert done.returncode == 0, done.stderr
 
 
 def test_frozen_objects_of_the_caller_stay_frozen(monkeypatch):
