@@ -40,10 +40,28 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+def machine_figures() -> dict[str, float]:
+    """Return the records of this machine's peaks: to measure them takes half a second of each new cache."""
+    from fmtprop.store import Store
+    from fmtprop.tuning.peaks import keys_of_peaks, peaks
+
+    peaks(store := Store())
+    return {key: figure for key in keys_of_peaks().values() if (figure := store.figure(key)) is not None}
+
+
+def begin_cache(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Begin a cache with nothing in it but this machine's peaks."""
+    from fmtprop.store import Store
+
+    figures = machine_figures()
+    patch.setenv("FMTPROP_CACHE_DIR", str(folder))
+    Store().add_figures(figures)
+
+
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let a test begin with an empty cache, which no other test sees; return its folder."""
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+    """Let a test begin with a new cache, which no other test sees; return its folder."""
+    begin_cache(monkeypatch, tmp_path)
     return tmp_path
 
 
@@ -51,7 +69,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def cache_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Let a module check primitives for the first time, whatever this machine has checked before."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FMTPROP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        begin_cache(patch, tmp_path_factory.mktemp("cache"))
         yield
 
 

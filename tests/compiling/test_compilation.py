@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -61,10 +62,10 @@ def test_the_faster_plan_is_kept_and_remembered(
         torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.usefixtures("own_cache")
 def test_a_run_that_disproves_the_peaks_has_them_measured_again(
-    model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+    model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))  # without the peaks
     unlike_any_other(monkeypatch)
     disturbed = [300.0]
 

@@ -48,8 +48,10 @@ def ops(net) -> list[str]:
 
 
 @pytest.mark.parametrize("weights", BITS)
-@pytest.mark.parametrize("dims", [(1, 128), (1, 7, 128), (2, 40, 128), (64, 128)])
-@pytest.mark.parametrize("policy", ["optimal", "propagate", "naive", "plain"])
+@pytest.mark.parametrize(
+    ("policy", "dims"),
+    [("optimal", (1, 128)), ("propagate", (1, 7, 128)), ("naive", (2, 40, 128)), ("plain", (64, 128))],
+)
 def test_results_are_those_of_the_decoded_weights(policy, dims, weights):
     module, x = block(), torch.randn(dims)
     net = fp.compile(module, (x,), weights=weights, policy=policy, **OPTIONS)

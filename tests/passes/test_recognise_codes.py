@@ -112,9 +112,8 @@ def ops(net):
     return [step.node.op for step in net.plan.steps]
 
 
-@pytest.mark.parametrize("rows", [(1,), (2, 3), (40,)])
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("door", ["compile", "backend"])
+@pytest.mark.parametrize(("door", "rows"), [("compile", (1,)), ("compile", (40,)), ("backend", (2, 3))])
 def test_layers_of_libraries_have_codes(door, name, rows):
     torch.manual_seed(0)
     layer, x = LAYERS[name]().eval(), torch.randn(*rows, DEPTH)
@@ -175,8 +174,13 @@ def test_integers_of_more_bits_are_not_packed():
     assert packed(numbers(5, 128, high=300).float(), torch.zeros(5, 2)) is None
 
 
-@pytest.mark.parametrize("config", ["int8", "int8 in groups", "int4 in groups", "dynamic int8 and int4"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        *(("int8", torch.float32), ("int8 in groups", torch.bfloat16)),
+        *(("int4 in groups", torch.float32), ("dynamic int8 and int4", torch.bfloat16)),
+    ],
+)
 def test_configurations_of_torchao(config, dtype):
     pytest.importorskip("torchao")
     from torchao.quantization import (

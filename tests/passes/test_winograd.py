@@ -451,8 +451,7 @@ def test_a_residual_is_added_to_what_a_filtered_convolution_gives(batch):
 
 
 @pytest.mark.usefixtures("always")
-@pytest.mark.parametrize("size", [(1, 16, 20, 13), (3, 16, 14, 9)])
-@pytest.mark.parametrize("special_values", ["kept", "exact"])
+@pytest.mark.parametrize(("special_values", "size"), [("kept", (1, 16, 20, 13)), ("exact", (3, 16, 14, 9))])
 def test_both_passes_of_training_are_filtered(size, special_values):
     torch.manual_seed(0)
     module, x = Two(), torch.randn(size)

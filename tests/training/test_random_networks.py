@@ -12,7 +12,7 @@ from torch import nn
 from tests.training.test_module import compiled
 
 #: networks that every run tries, and how many the long run does
-FEW, MANY = 6, 500
+FEW, MANY = 3, 500
 
 
 class Drawn(nn.Module):
