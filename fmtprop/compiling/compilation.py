@@ -26,7 +26,7 @@ from fmtprop.planfile.rebuild import is_built
 from fmtprop.runtime import Plan
 from fmtprop.runtime.build import Draft
 from fmtprop.runtime.constants import ConstantStore
-from fmtprop.runtime.selfcheck import Mismatch, check_steps
+from fmtprop.runtime.selfcheck import Mismatch, check_steps, likenesses
 from fmtprop.runtime.weights import PackedForms, SharedForms
 from fmtprop.store import key_of
 
@@ -49,7 +49,8 @@ class Compilation(Planned):
 
     `owned`: whether the compilation alone has the graph's constants: each is dropped when it is packed, so memory never
     holds all weights twice. `shared`: packed forms of the model's tensors that plans for other shapes have. `sibling`:
-    the plan of another shape: its choices are taken where they are possible. `imported`, `normal`, `formatted`: after
+    the plan of another shape: its choices are taken where they are possible. `alike`: likenesses of the primitives that
+    passed in plans for other shapes, to which this plan's are added. `imported`, `normal`, `formatted`: after
     the import, the rewrites and the choice of formats. `precision`: the data type that compute-intensive ops really run
     in. `tuning`: where the costs of the `optimal` assignment came from. `certificate`: how good the `optimal`
     assignment is by its costs. `race`: how long the plans took that were run against each other. `wrong`: primitives
@@ -70,10 +71,12 @@ class Compilation(Planned):
         owned: bool = False,
         shared: SharedForms | None = None,
         sibling: Entrant | None = None,
+        alike: set[object] | None = None,
     ) -> None:
         super().__init__(options, PackedForms(shared), owned=owned)
         self.imported = imported
         self._sibling = self._like = sibling
+        self._alike = alike
         self._last = perf_counter()
         self._attempts = Attempts()
         limited = not (options.tuning.is_patient or options.deterministic) and options.tune_budget is None
@@ -185,12 +188,12 @@ class Compilation(Planned):
         # most primitives of a plan for another shape are known: its key takes longer than to ask for each
         like = self._like if kept.name == OTHER_SHAPE else None
         key = None if kept.name == OTHER_SHAPE else key_of({"plan": kept.key})
-        if key is not None and self._store.has_passed(key):
+        has_passed = key is not None and self._store.has_passed(key)
+        if has_passed or (like is not None and like.is_checked and like.key == kept.key):
+            if self._alike is not None:
+                self._alike |= likenesses(filter(is_built, kept.graph.nodes()))
             return []
-        if like is not None and like.is_checked and like.key == kept.key:
-            return []
-        checked = filter(is_built, like.graph.nodes() if like is not None else ())
-        wrong = check_steps(draft.plan.steps, self._store, draft.plan.packed, checked)
+        wrong = check_steps(draft.plan.steps, self._store, draft.plan.packed, self._alike)
         if not wrong and key is not None:
             self._store.add_passed([key])
         elif self._rerouted == ATTEMPTS:

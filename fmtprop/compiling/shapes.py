@@ -26,6 +26,8 @@ class Shapes:
 
     def __init__(self, tensors: Iterable[object]) -> None:
         self.forms = SharedForms(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
+        #: likenesses of the primitives that passed their check
+        self.alike: set[object] = set()
         #: sizes of the inputs, and the plan, of shapes with choices of their own
         self._chosen: list[tuple[tuple[int, ...], Entrant]] = []
 

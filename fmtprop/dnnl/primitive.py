@@ -53,7 +53,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
     """
 
     handle_kind = "primitive_desc"
-    __slots__ = ("_away", "_impl", "_kind", "_mds", "_recipe", "index")
+    __slots__ = ("_away", "_impl", "_kind", "_mds", "_own_strides", "_recipe", "index")
 
     def __init__(
         self,
@@ -66,6 +66,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         self.index = index
         self._mds: dict[tuple[int, int], NativeDesc | None] = {}
         self._impl = self._kind = ""
+        self._own_strides: str | None = None
         self._away = pointer is None
 
     @property
@@ -170,14 +171,17 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
 
         They are no part of a format. Empty for almost every primitive.
         """
-        found = []
+        if self._own_strides is None:
+            self._own_strides = ", ".join(self._strides_of_ones())
+        return self._own_strides
+
+    def _strides_of_ones(self) -> Iterator[str]:
         for name, asked in self.problem.operands():
             md = self.query_md(name) if asked.is_any else None
             if md is None or 1 not in md.dims or md.desc.kind is not FormatKind.BLOCKED:
                 continue
             if md.fields.strides != NativeDesc.from_desc(md.desc).fields.strides:
-                found.append(f"{name} {'x'.join(map(str, md.fields.strides))}")
-        return ", ".join(found)
+                yield f"{name} {'x'.join(map(str, md.fields.strides))}"
 
     @property
     def problem(self) -> Problem:

@@ -76,16 +76,15 @@ class Mismatch:
 
 
 def check_steps(
-    steps: Iterable[Step], store: Store, packed: Iterable[Node] = (), checked: Iterable[Node] = ()
+    steps: Iterable[Step], store: Store, packed: Iterable[Node] = (), known: set[object] | None = None
 ) -> list[Mismatch]:
     """Check the distinct implementations that are not known to be right: one of those that are alike.
 
     `packed`: nodes that ran once, on constants. Nodes that packed an operand of a step are checked with the step.
-    Others are checked unless only the library can read their result. `checked`: formatted nodes of the model's plan for
-    another shape, which passed: what differs in sizes alone is right, too.
+    Others are checked unless only the library can read their result. `known`: likenesses of what passed in the model's
+    plans for other shapes: what differs in sizes alone is right, too. Those of a plan that passes are added.
     """
     steps = [step for step in steps if implementation(step.node).needs_check(step.node)]
-    known = {likeness_in_model(node) for node in checked if _is_checked(node)}
     steps = [step for step in steps if not known or not _is_known(step, known)]
     covered = {node.name for step in steps for node in step.packing.values()}
     # nodes that do not pack for a step: their readers are others
@@ -117,7 +116,15 @@ def check_steps(
         passed |= {key, small}
         alike.add(likeness)
     store.add_passed(passed)
+    if known is not None and not mismatches:
+        known.update(likeness_in_model(node) for step in steps for node in (step.node, *step.packing.values()))
+        known.update(map(likeness_in_model, alone))
     return mismatches
+
+
+def likenesses(nodes: Iterable[Node]) -> set[object]:
+    """Return the likenesses of the formatted nodes of a plan that passed, as :func:`check_steps` knows them."""
+    return {likeness_in_model(node) for node in nodes if _is_checked(node)}
 
 
 def _wrong(node: Node, room: _Room) -> Mismatch | None:
