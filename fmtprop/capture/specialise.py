@@ -123,7 +123,7 @@ class Sizes:
         if allowed is not None and not allowed.lower <= size <= allowed.upper:
             raise InputError(
                 f"{where}: got {size}, but the model was exported for {allowed.lower} to {allowed.upper}; "
-                "give another range in dynamic_shapes"
+                "give another range in dynamic_shapes, or example inputs of such a size"
             )
 
 
