@@ -189,7 +189,7 @@ def test_stderr_that_is_full_leaves_the_exit_code(words):
 
 @pytest.mark.parametrize(
     "words",
-    [["models"], ["--version"], ["doctor"], ["run", "chain", "-n", "1"], ["layout", "abcd", "2,3,4,5"]],
+    [["models"], ["--version"], ["run", "chain", "-n", "1"], ["layout", "abcd", "2,3,4,5"]],
     ids=lambda words: words[0],
 )
 def test_stdout_that_is_closed(words):

@@ -115,7 +115,7 @@ class Scored(Dataset):
         return self.net(self.rows[place].expand(2, -1).contiguous())[0]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_of_a_data_loader(compiled, method):
     net, *_ = compiled
     rows = torch.randn(6, 8)

@@ -72,7 +72,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @pytest.mark.parametrize(
     ("name", "policy"),
-    [*((name, "optimal") for name in NETWORKS), *(("resnet", policy) for policy in ("propagate", "naive", "plain"))],
+    [*((name, "optimal") for name in NETWORKS), *(("resnet", policy) for policy in ("propagate", "plain"))],
 )
 def test_gradients_are_those_of_pytorch(name, policy):
     make, shape = NETWORKS[name]
