@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fmtprop.passes.base import Pass
 from fmtprop.passes.precision.centred_weights import CentredWeights
+from fmtprop.passes.precision.dynamic_pairs import DynamicPairs
 from fmtprop.passes.precision.integer_products import IntegerProducts
 from fmtprop.passes.precision.keep_scores import KeepScores
 from fmtprop.passes.precision.lower import WidenPrecision
@@ -51,6 +52,7 @@ NORMALISE: tuple[Pass, ...] = (
     RecogniseCodes(),
     # before their steps are pairs
     RecogniseDynamic(),
+    DynamicPairs(),
     IntegerProducts(),
     # before constants are folded, which keeps a grid only where there is one already
     PairQuantization(),

@@ -20,6 +20,7 @@ from fmtprop.ir.ports import ports, result_names
 from fmtprop.jit import ALONE_NBYTES, CHUNK_NBYTES, Kernel, kernel_for, unavailable
 from fmtprop.layout import DataType, FormatKind, MemoryDesc
 from fmtprop.ops.building import NATIVE_FLOATS
+from fmtprop.ops.recurrent import Recurrent
 from fmtprop.passes.assignment.formats import plain, worth_trying
 from fmtprop.passes.target import Candidate, Request, is_loop
 from fmtprop.targets.arguments import tail_arguments
@@ -36,6 +37,9 @@ _CALL_SECONDS, _BYTES_PER_SECOND = 2e-6, 1e10
 
 #: multiplications up to which one thread is faster than several
 _ALONE_PRODUCTS = 1 << 16
+
+#: the same for each step of a recurrent layer, after which threads wait for each other: 3 to 6 us of one thread
+_ALONE_PRODUCTS_OF_STEP = 1 << 18
 
 #: optimized implementations of a request that each primitive offers, in oneDNN's order: later ones are rarely the best
 _IMPLEMENTATIONS = 3
@@ -386,7 +390,12 @@ def _is_alone(node: Node, request: Request) -> bool:
     linear = opdef(node.op).linear
     if linear is not None:
         src, weights, dst = (request[role].dims if role in request else () for role in linear.roles)
-        if not (src and weights and dst) or linear.products(src, weights, dst) > _ALONE_PRODUCTS:
+        if not (src and weights and dst):
+            return False
+        products = linear.products(src, weights, dst)
+        if isinstance(node.attrs, Recurrent):
+            return products <= _ALONE_PRODUCTS_OF_STEP * src[0] and not unavailable()
+        if products > _ALONE_PRODUCTS:
             return False
     nbytes = sum(prod(desc.dims) * desc.dtype.nbytes for desc in request.values())
     return nbytes <= 2 * ALONE_NBYTES and not unavailable()  # a row is read and written

@@ -134,3 +134,56 @@ def test_a_sum_that_does_not_cancel_stays() -> None:
     net = fp.compile(module, x, deterministic=True)
     assert "matmul" not in ops(net)
     assert torch.allclose(net(x), module(x), rtol=1e-6, atol=0)
+
+
+class Pair(nn.Module):
+    """A layer of which the source is quantized by its own range, as PT2E writes it."""
+
+    def __init__(self, symmetric: bool, dtype: torch.dtype, bias: bool = True) -> None:
+        super().__init__()
+        import torch.ao.quantization.fx._decomposed  # registers the operators
+
+        drawn = torch.Generator().manual_seed(0)
+        self.symmetric, self.dtype, self.layer = symmetric, dtype, nn.Linear(33, 48, bias=bias)
+        self.codes: torch.Tensor
+        self.register_buffer("codes", torch.randint(-128, 128, (48, 33), dtype=torch.int8, generator=drawn))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, limits = torch.ops.quantized_decomposed, torch.iinfo(self.dtype)
+        choose = q.choose_qparams_symmetric if self.symmetric else q.choose_qparams
+        ends = limits.min, limits.max
+        scale, zero = choose.tensor(x, *ends, 2.0**-23, self.dtype)
+        stored = q.quantize_per_tensor.tensor(x, scale, zero, *ends, self.dtype)
+        real = q.dequantize_per_tensor.tensor(stored, scale, zero, *ends, self.dtype)
+        weights = q.dequantize_per_channel(self.codes, torch.full((48,), 0.02), None, 0, -128, 127, torch.int8)
+        return torch.nn.functional.linear(real, weights, self.layer.bias)
+
+
+@pytest.mark.parametrize("shape", [(7, 33), (2, 5, 33)], ids=str)
+@pytest.mark.parametrize(
+    ("symmetric", "dtype", "bias"),
+    [(False, torch.uint8, True), (False, torch.int8, False), (True, torch.int8, True), (True, torch.uint8, True)],
+)
+def test_a_product_reads_the_integers_of_a_pair_by_its_own_range(symmetric, dtype, bias, shape):
+    module, drawn = Pair(symmetric, dtype, bias).eval(), torch.Generator().manual_seed(1)
+    net = fp.compile(module, torch.randn(shape, generator=drawn), confirm=False)
+    for x in (torch.randn(shape, generator=drawn) * 9, torch.rand(shape, generator=drawn) + 3, torch.zeros(shape)):
+        expected = module(x)
+        assert (net(x) - expected).abs().max() <= 2e-5 * expected.abs().max() + 1e-6
+    ops = {node.op for node in net.compilation.normal.nodes()}
+    assert ("dynamic_quantize" in ops) == (not symmetric or dtype is torch.int8)
+    assert ("quantize" in ops) == ("dynamic_quantize" not in ops)
+
+
+def test_other_readers_of_a_pair_stay():
+    class Both(Pair):
+        def forward(self, x):
+            q = torch.ops.quantized_decomposed
+            scale, zero = q.choose_qparams.tensor(x, 0, 255, 2.0**-23, torch.uint8)
+            stored = q.quantize_per_tensor.tensor(x, scale, zero, 0, 255, torch.uint8)
+            real = q.dequantize_per_tensor.tensor(stored, scale, zero, 0, 255, torch.uint8)
+            return self.layer(real), real.relu(), stored
+
+    module, x = Both(False, torch.uint8).eval(), torch.randn(4, 33, generator=torch.Generator().manual_seed(1))
+    for got, expected in zip(fp.compile(module, x, confirm=False)(x), module(x), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
