@@ -11,6 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Other programs may run meanwhile: no example has a time within which it must end.
+settings.register_profile("shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared-machine")
 
 # Modules that cannot be imported without their extra.
 collect_ignore = [] if importlib.util.find_spec("ray") else ["fmtprop/ray/serve.py"]

@@ -341,7 +341,7 @@ class Recorder(pickle.Unpickler):
 FUZZED = [read_members(HONEST_MEMBERS[INPUTS])["data.pkl"], *(program for program, _ in PICKLES.values())]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 @given(st.data())
 def test_whatever_passes_names_only_what_is_on_the_list(data: st.DataObject) -> None:
     """The check and the real unpickler read mutated pickles alike."""
@@ -566,7 +566,7 @@ PIECES += [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join), st.sampled_from(["expr_str", "guards_code"]))
 def test_any_expression_is_refused_or_of_the_grammar(text: str, key: str) -> None:
     try:
@@ -900,7 +900,7 @@ def test_overlapping_members_cannot_swell(tmp_path: Path) -> None:
     assert "does not begin where the one before it ends" in message
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.lists(st.tuples(st.integers(0, len(HONEST_BYTES) - 1), st.integers(0, 255)), min_size=1, max_size=4))
 def test_damage_is_refused_or_harmless(changes: list[tuple[int, int]], tmp_path: Path) -> None:
     """Whatever bytes change, the answer is ImportModelError or none: no other exception, no crash."""

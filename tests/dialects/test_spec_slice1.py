@@ -137,7 +137,7 @@ def operators(draw: st.DrawFn) -> tuple[tuple[int, ...], Slice1]:
     return dims, Slice1(offsets, sizes, strides, [draw(st.integers(1, n)) for n in most])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(operators(), st.randoms(use_true_random=False))
 def test_s1_s4_reference_agrees_with_the_formula_and_with_the_view(case: tuple, random: object) -> None:
     dims, op = case
@@ -155,7 +155,7 @@ def test_s1_s4_reference_agrees_with_the_formula_and_with_the_view(case: tuple, 
         assert any(s < 0 and n > 1 for s, n in zip(op.strides, op.output_sizes, strict=True))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(-9, 9), st.integers(-9, 9), st.integers(-3, 3)), max_size=4))
 def test_python_slices_map_onto_the_operator(axes: list[tuple[int, int, int, int]]) -> None:
     dims = [n for n, *_ in axes]

@@ -319,7 +319,7 @@ def shapes(draw: st.DrawFn) -> Shape:
     return Shape("s32", dims, layout)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(shapes())
 def test_round_trips(shape: Shape) -> None:
     md = shape.to_memory_desc()

@@ -114,6 +114,7 @@ def test_greedy_tokens_are_those_of_eager(make: Callable[[], nn.Module], cache: 
     assert 0 < len(plans) <= MOST_PLANS
 
 
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
 def test_a_static_cache_is_written_in_place_and_never_copied():
     torch.manual_seed(0)
     model = decoder("Llama").eval()

@@ -37,7 +37,7 @@ def big(shift: int = 0) -> torch.Tensor:
 # ---------------------------------------------------------------- round trips
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(random_graphs())
 def test_round_trip_is_exact(tmp_path, graph):
     save(graph, tmp_path / "g.json")

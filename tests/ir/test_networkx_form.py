@@ -129,7 +129,7 @@ def random_graphs(draw):
     return graph
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(random_graphs())
 def test_networkx_form_is_lossless(graph):
     same(graph, Graph.from_networkx(graph.to_networkx()))

@@ -95,7 +95,7 @@ def heads(batch: int, heads_: int, rows: int, numbers: int) -> torch.Tensor:
 SIZES = st.tuples(*(st.integers(1, most) for most in (2, 3)), st.integers(4, 80), st.integers(1, 70))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sizes=SIZES,
     depth=st.integers(1, 40),
@@ -119,7 +119,7 @@ def test_every_size(isa):
 
 
 @HALF
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sizes=SIZES,
     depth=st.integers(1, 40).map(lambda half: 2 * half),
@@ -141,7 +141,7 @@ def test_every_size_in_bf16(sizes, depth, width, masks, limit, threads) -> None:
 
 
 @pytest.mark.skipif(bool(no_tiles()), reason=no_tiles())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     sizes=st.tuples(*(st.integers(1, most) for most in (2, 3, 100, 100))),
     depth=st.integers(1, 140),

@@ -70,7 +70,7 @@ def exact(tensors, scale=0.3):
     return scores.softmax(-1) @ values
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     heads=st.integers(1, 3),
     queries=st.integers(1, 3),

@@ -63,7 +63,7 @@ def tangents(src, scale, shift, limits):
     return found.to(src.dtype)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     places=st.integers(2, 600),
     blocks=st.integers(1, 9),

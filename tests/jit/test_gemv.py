@@ -41,7 +41,7 @@ def few_rows(outputs, depth, rows, dtype=F32, dst=F32, bias=None, tail=(), gap=0
     return offered(GemvKernel(outputs, depth, dtype, dst, bias, tail, rows=rows, row_steps=along))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     outputs=st.integers(16, 300),
     vectors=st.integers(1, 40),

@@ -108,7 +108,7 @@ def test_infinity_and_nan_are_pytorchs(isa, alg):
     torch.testing.assert_close(got, expected, equal_nan=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(chunks=st.integers(1, 700), threads=st.integers(1, 5))
 def check_every_number(isa, chunks, threads):
     count = chunks * CHUNK_NBYTES // 4

@@ -33,7 +33,7 @@ def exact(src, groups, scale=None, shift=None):
     return F.group_norm(src.double().mT, groups, *vectors).mT
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     images=st.integers(1, 3),
     places=st.integers(1, 400),

@@ -35,7 +35,7 @@ def exact(src, cos, sin, interleaved=False):
     return wide * cos + torch.cat([-second, first], -1) * sin
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     batch=st.integers(1, 3),
     heads=st.integers(1, 5),

@@ -60,7 +60,7 @@ def affine(kind, columns):
     return {name: torch.randn(columns) for name in names}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     kind=st.sampled_from(KINDS),
     rows=st.integers(1, 60),

@@ -58,7 +58,7 @@ def averaged(src: torch.Tensor, threads: int = 2) -> torch.Tensor:
     return run(kernel, (images, channels), threads, src=src)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     alg=st.sampled_from(BROADCASTS),
     sizes=st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(16, 700)),
@@ -78,7 +78,7 @@ def test_every_pattern_of_broadcast(isa):
     check_broadcast()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     alg=st.sampled_from(list(FOLDS)),
     images=st.integers(1, 5),
@@ -97,7 +97,7 @@ def test_folds_of_any_size(isa):
     check_fold()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(images=st.integers(1, 4), places=st.integers(1, 60), blocks=st.integers(1, 40), threads=st.integers(1, 5))
 def check_average(images, places, blocks, threads) -> None:
     src = torch.randn(images, places, 16 * blocks)

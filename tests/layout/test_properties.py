@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmtprop.layout import InnerBlock, MemoryDesc, convert, format_tag, pack, parse_tag, unpack
@@ -18,7 +18,7 @@ def tags(draw: st.DrawFn, ndim: int) -> str:
 
 
 # Deadlines measure the machine's other work.
-law = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+law = settings(max_examples=60)
 
 dims_of = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 

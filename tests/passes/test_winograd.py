@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -156,7 +156,6 @@ def test_weights_may_be_computed(bias):
     assert products(filtered(b.output(b.act(y)))) == 8
 
 
-@settings(deadline=None)
 @given(
     height=st.integers(7, 20),
     width=st.integers(5, 9),
@@ -182,7 +181,6 @@ def test_the_gradient_by_a_source_means_the_same(
     filtered(b.output(b.act(y, "tanh")), tolerance=5e-4)
 
 
-@settings(deadline=None)
 @given(
     height=st.integers(3, 20),
     width=st.integers(3, 9),

@@ -38,7 +38,7 @@ def problems(draw: st.DrawFn) -> tuple[Conv, dict[str, torch.Tensor]]:
     return Conv(strides, dilates, left, right, groups), tensors
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(problems())
 def test_it_is_the_convolution(problem):
     attrs, tensors = problem

@@ -161,7 +161,7 @@ def test_bad_binary_data(net, length, size, raw, why):
     assert status == 400 and why in answer["error"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_any_body_gets_an_answer(data):
     """Bytes of a good request are replaced, left out or doubled, in the JSON, the tensor and the header."""
