@@ -162,16 +162,21 @@ class Drawn:
         return self.random.choice(found[-3:]) if found else None
 
     def weights(self, dims: tuple[int, ...], axis: int) -> tuple[Value, torch.Tensor]:
-        """Return weights of full-range integers, with one scale or one for each output."""
+        """Return weights of full-range integers, with one scale and zero point or one for each output."""
         count = dims[axis] if self.random.random() < 0.7 else 1
-        numbers = torch.randint(-128, 128, dims, dtype=torch.int8, generator=self.numbers)
+        dtype = self.random.choice([torch.int8, torch.int8, torch.uint8])
+        low, high = LIMITS[dtype]
+        numbers = torch.randint(low, high + 1, dims, dtype=dtype, generator=self.numbers)
         scale = 10 ** self.random.uniform(-4, 0) * (0.5 + torch.rand(count, generator=self.numbers))
         inputs = {"src": self.held(numbers), "scale": self.held(scale if count > 1 else scale[0])}
-        if self.random.random() < 0.2:
-            inputs["zero_point"] = self.held(torch.full((count,) if count > 1 else (), 5, dtype=torch.int8))
-            numbers = numbers.short() - 5
-        wide = scale.reshape([-1 if place == axis else 1 for place in range(len(dims))]).double()
-        return emit(self.graph, "dequantize", inputs, Dequantize(axis)), numbers.double() * wide
+        zeros = torch.zeros(count)
+        if self.random.random() < 0.4:
+            zeros = torch.randint(low, high + 1, (count,), dtype=dtype, generator=self.numbers)
+            zeros = zeros if self.random.random() < 0.5 else zeros[:1].expand(count).contiguous()
+            inputs["zero_point"] = self.held(zeros if count > 1 else zeros[0])
+        along = [-1 if place == axis else 1 for place in range(len(dims))]
+        real = (numbers.double() - zeros.double().reshape(along)) * scale.double().reshape(along)
+        return emit(self.graph, "dequantize", inputs, Dequantize(axis)), real
 
     def bias(self, dims: tuple[int, ...]) -> tuple[dict[str, Value], torch.Tensor]:
         """Return a bias, or none and zeros."""
