@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -213,3 +214,26 @@ def test_wrong_parameters_are_one_error_with_node_and_rule(door: Any, name: str)
     wrong, said = WRONG[name]
     with pytest.raises(fp.FmtpropError, match=f"(?s){said}"):
         door(wrong)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("sizes", [(6, 8), (9, 4), (5, 7)], ids=str)
+def test_resized_bytes_between_two_layers_stay_bytes(dtype, sizes):
+    rng, zero = np.random.default_rng(0), 3
+    limits = np.iinfo(dtype)
+    integers = rng.integers(limits.min, limits.max, (1, 4, 3, 4), endpoint=True)
+    text = (
+        f'<ir_version: 8, opset_import: ["" : 17]> g (float[1, 4, 3, 4] x) => (float[1, 4, {sizes[0]}, {sizes[1]}] y) '
+        f"<float s = {{0.5}}, {dtype} z = {{{zero}}}, int64[4] n = {{1, 4, {sizes[0]}, {sizes[1]}}}> "
+        "{ q = QuantizeLinear(x, s, z) "
+        'r = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor">(q, , , n) '
+        "y = DequantizeLinear(r, s, z) }"
+    )
+    session = fp.onnx.InferenceSession(onnx.parser.parse_model(text), policy="propagate", confirm=False)
+    real = (integers - zero).astype(np.float32) * np.float32(0.5)
+    rows, columns = (np.arange(size) * given // size for size, given in zip(sizes, (3, 4), strict=True))
+    assert np.array_equal(session.run(None, {"x": real})[0], real[:, :, rows][:, :, :, columns])
+    (net,) = session.plans.values()
+    ops = {node.op for node in net.compilation.normal.nodes()}
+    # broken factors read other places than oneDNN's
+    assert ops.isdisjoint({"aten", "quantize", "dequantize"}) == (sizes != (5, 7))

@@ -114,11 +114,27 @@ class _Reals:
         if graph.type_of(source).dtype not in LIMITS:
             return None
         if is_conversion(producer.attrs):
-            return _unconverted(graph, producer, found)
+            whole = _unconverted(graph, producer, found)
+            return self._moved(producer, dequantize) if whole is None else whole
         if not keeps_numbers(producer):
             return None
         parts = {name: self._part(value, dequantize) for name, value in sources.items()}
         return insert(graph, dequantize, producer.attrs, **parts)
+
+    def _moved(self, conversion: Node, dequantize: Node) -> Value | None:
+        """Return the real numbers of integers that an op moved as real ones, since PyTorch moves no others."""
+        (value,) = self.graph.inputs(conversion.name).values()
+        node = self.graph.node(value.node)
+        sources = {} if node.is_boundary else self.graph.inputs(node.name)
+        if sources.keys() != {"src"} or not keeps_numbers(node):
+            return None
+        widening = self.graph.node(sources["src"].node)
+        if not is_conversion(widening.attrs):
+            return None
+        (source,) = self.graph.inputs(widening.name).values()
+        if self.graph.type_of(source).dtype is not conversion.results[0].dtype:
+            return None
+        return insert(self.graph, dequantize, node.attrs, src=self._part(source, dequantize))
 
     def _part(self, source: Value, dequantize: Node) -> Value:
         """Return the real numbers of one source, by another dequantization if need be."""

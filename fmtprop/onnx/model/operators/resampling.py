@@ -136,7 +136,8 @@ def _resized(x: Tensor, axes: dict[int, _Axis], manner: _Manner) -> Tensor:
 def _by_pytorch(x: Tensor, axes: dict[int, _Axis], manner: _Manner) -> Tensor | None:
     """Return the result of PyTorch's own function for images; None if it does not compute the same."""
     spatial = list(range(2, x.ndim))
-    plain = not manner.antialias and not manner.exclude_outside and x.is_floating_point()
+    of_bytes = x.dtype in (torch.uint8, torch.int8) and manner.mode == "nearest"
+    plain = not manner.antialias and not manner.exclude_outside and (x.is_floating_point() or of_bytes)
     if x.ndim != 4 or not plain or any(axis not in spatial for axis in axes):
         return None
     sizes = [axes[axis].result if axis in axes else x.shape[axis] for axis in spatial]
@@ -147,7 +148,8 @@ def _by_pytorch(x: Tensor, axes: dict[int, _Axis], manner: _Manner) -> Tensor | 
             places = _nearest(_coordinates(axis, manner.transformation), manner.nearest, axis.size)
             if not np.array_equal(places, np.arange(axis.result) * axis.size // axis.result):
                 return None
-        return F.interpolate(x, size=sizes, mode="nearest")
+        wide = F.interpolate(x.to(torch.float32) if of_bytes else x, size=sizes, mode="nearest")
+        return wide.to(x.dtype)
     if any(axis.result != axis.scale * axis.size or axis.result == 1 for axis in axes.values()):
         return None
     corners = manner.transformation == "align_corners"
