@@ -18,7 +18,7 @@ import torch
 from torch._ops import OpOverload
 
 from fmtprop.capture.parts import call_of_parts
-from fmtprop.capture.torch_call import TorchCall, add_constant, tensor_type
+from fmtprop.capture.torch_call import UNCHECKED, TorchCall, add_constant, tensor_type
 from fmtprop.errors import GraphError, ImportModelError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.importing import Importer
@@ -281,7 +281,8 @@ def _facts(target: OpOverload) -> _Facts:
 def _check_only(call: FoundCall, name: str) -> None:
     # The exporter has made static checks already; a check on values would need a node without a result.
     if "tensor_metadata" not in name:
-        warnings.warn(f"{call.where}: run-time check {name} is left out of the graph", UserWarning, stacklevel=2)
+        message = f"{call.where}: run-time check {name} is left out of the graph: {UNCHECKED}"
+        warnings.warn(message, UserWarning, stacklevel=2)
 
 
 def _result_type(call: FoundCall, name: str, value: Any, index: int) -> TensorType:

@@ -13,6 +13,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fmtprop.capture.fx_import import origin_of
+from fmtprop.capture.torch_call import UNCHECKED
 
 #: where a view begins in memory: PyTorch checks it of its own accord, and an indexing checks its positions
 _START = torch.ops.aten.sym_storage_offset.default
@@ -35,7 +36,8 @@ def drop_checks(graph: fx.Graph) -> None:
                 if reader is node or reader in readers:
                     graph.erase_node(reader)
     for place in found:
-        warnings.warn(f"{place}: run-time check of a number is left out of the graph", UserWarning, stacklevel=2)
+        message = f"{place}: run-time check of a number is left out of the graph: {UNCHECKED}"
+        warnings.warn(message, UserWarning, stacklevel=2)
 
 
 def index_by_tensors(graph: fx.Graph) -> None:

@@ -25,6 +25,9 @@ from fmtprop.ops import emit
 #: data types of constants that importers may read as numbers
 _SCALAR_DTYPES = frozenset({DataType.F32, DataType.F64, DataType.BF16, DataType.F16, DataType.S32, DataType.S64})
 
+#: what it means to the user that a check of the model's is left out
+UNCHECKED = "inputs that it would refuse raise no error"
+
 
 def tensor_type(value: Any, label: str | Callable[[], str]) -> TensorType:
     """Return the logical type of a torch tensor, real or fake.
