@@ -27,10 +27,10 @@ def drop_checks(graph: fx.Graph) -> None:
     A number that nothing reads is removed, too. A number that anything else reads stays, so the program is refused.
     """
     found: dict[str, None] = {}
-    for node in [node for node in graph.nodes if _reads_a_number(node)]:
+    for node in [node for node in graph.nodes if reads_a_number(node)]:
         readers = list(_readers(node))
         if all(_is_check(reader) or not _makes_tensors(reader) for reader in readers):
-            if readers and node.target is not _START:
+            if readers and node.target is not _START and _reads_inputs(node):
                 found[origin_of(node) or "the model"] = None
             for reader in reversed(list(graph.nodes)):
                 if reader is node or reader in readers:
@@ -47,7 +47,7 @@ def index_by_tensors(graph: fx.Graph) -> None:
         if node.target not in (aten.select.int, aten.select_scatter.default):
             continue
         source, *written, axis, number = node.args
-        if not isinstance(number, fx.Node) or not _reads_a_number(number):
+        if not isinstance(number, fx.Node) or not reads_a_number(number):
             continue
         (position,) = number.args
         places = [None] * (axis % source.meta["val"].ndim) + [position]
@@ -59,7 +59,8 @@ def index_by_tensors(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def _reads_a_number(node: fx.Node) -> bool:
+def reads_a_number(node: fx.Node) -> bool:
+    """Return whether a call makes a Python number of a tensor."""
     return node.target in (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default, _START)
 
 
@@ -71,6 +72,18 @@ def _readers(node: fx.Node) -> Iterator[fx.Node]:
             seen.add(reader)
             yield reader
             waiting += reader.users
+
+
+def _reads_inputs(node: fx.Node) -> bool:
+    """Return whether a call depends on inputs, parameters or constants."""
+    waiting, seen = [node], set[fx.Node]()
+    while waiting:
+        one = waiting.pop()
+        if one.op == "placeholder":
+            return True
+        waiting += [source for source in one.all_input_nodes if source not in seen]
+        seen.update(one.all_input_nodes)
+    return False
 
 
 def _is_check(node: fx.Node) -> bool:

@@ -6,11 +6,12 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import TensorArgument
@@ -18,11 +19,15 @@ from torch.fx.node import map_arg
 
 from fmtprop.capture.fx_import import Calls, placeholders
 from fmtprop.capture.program_import import user_inputs
+from fmtprop.capture.run_time_checks import reads_a_number
 from fmtprop.errors import ImportModelError, InputError
 
 #: PyTorch's folder, and the parts of it that compute types and strides of results
 _TORCH = Path(torch.__file__).parent
 _TYPES = ("_decomp", "_meta_registrations.py", "_prims", "_prims_common", "_refs", "_subclasses")
+
+#: elements of a tensor that is computed during an import, since the model reads a number from it: a few milliseconds
+_MOST_COMPUTED = 1 << 20
 
 
 class Sizes:
@@ -153,8 +158,26 @@ def specialised(program: ExportedProgram, given: Sequence[torch.Tensor]) -> Expo
     with mode:
         known = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in zip(names, given, strict=True)}
     made = copy.copy(program)
-    made._graph_module = _Calls(program.graph_module, _Specialiser(program.graph, known, mode).graph)  # type: ignore[assignment]
+    walk = _Specialiser(program.graph, known, mode, constants_of(program))
+    made._graph_module = _Calls(program.graph_module, walk.graph)  # type: ignore[assignment]
     return made
+
+
+def constants_of(program: ExportedProgram) -> dict[str, torch.Tensor]:
+    """Return the tensors that the model's own code makes (``torch.tensor(3)``), by placeholder."""
+    targets = program.graph_signature.inputs_to_lifted_tensor_constants
+    return {name: program.constants[target] for name, target in targets.items()}
+
+
+def reads_constants(program: ExportedProgram) -> bool:
+    """Return whether a program reads numbers from tensors that do not depend on its inputs."""
+    constant = dict.fromkeys(node for node in program.graph.nodes if node.name in constants_of(program))
+    for node in program.graph.nodes:
+        if node.op == "call_function" and all(source in constant for source in node.all_input_nodes):
+            if reads_a_number(node):
+                return True
+            constant[node] = None
+    return False
 
 
 class _Calls:
@@ -221,6 +244,11 @@ class _Symbols:
             self._known[expression] = None if found.free_symbols else kind(found)
         return self._known[expression]
 
+    def learn(self, symbol: Any, number: Any) -> None:
+        """Take a number for the symbol of one that is read from a tensor."""
+        self._bind(symbol, number)
+        self._known = {expression: known for expression, known in self._known.items() if known is not None}
+
     def value(self, recorded: Any) -> Any:
         """Return a recorded value with numbers in place of symbols; None if it is none, or depends on data."""
         if isinstance(recorded, list | tuple):
@@ -245,12 +273,24 @@ class _Symbols:
 
 
 class _Specialiser:
-    """One walk over a program. A node is copied with numbers in place of symbols, or becomes a number."""
+    """One walk over a program. A node is copied with numbers in place of symbols, or becomes a number.
 
-    def __init__(self, graph: fx.Graph, given: dict[str, Any], mode: FakeTensorMode) -> None:
+    `constants`: numbers of placeholders that are the same in all calls.
+    """
+
+    def __init__(
+        self,
+        graph: fx.Graph,
+        given: dict[str, Any],
+        mode: FakeTensorMode,
+        constants: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    ) -> None:
         self.graph = fx.Graph()
         self._given, self._symbols, self._mode = given, _Symbols(graph, given, mode), mode
+        self._constants = constants
         self._made: dict[fx.Node, Any] = {}
+        #: what calls of the new graph compute without any input
+        self._computed: dict[fx.Node, torch.Tensor | None] = {}
         with torch.no_grad():
             for node in graph.nodes:
                 self._made[node] = self._specialise(node)
@@ -272,6 +312,9 @@ class _Specialiser:
     def _call(self, node: fx.Node) -> Any:
         args, kwargs = map_arg((node.args, node.kwargs), self._made.__getitem__)
         value = self._symbols.value(node.meta.get("val"))
+        if value is None and reads_a_number(node) and (tensor := self._computed_by(args[0])) is not None:
+            value = tensor.item()
+            self._symbols.learn(node.meta.get("val"), value)
         if value is None:
             value = self._called(node, args, kwargs)
         if value is None or isinstance(value, int | float):
@@ -279,6 +322,27 @@ class _Specialiser:
         made = self.graph.create_node("call_function", node.target, args, kwargs, node.name)
         made.meta = {**node.meta, "val": value}
         return made
+
+    def _computed_by(self, made: fx.Node) -> torch.Tensor | None:
+        """Return what a call of the new graph computes; None if it depends on inputs or chance, or is large."""
+        if made not in self._computed:
+            self._computed[made] = self._compute(made)
+        return self._computed[made]
+
+    def _compute(self, made: fx.Node) -> torch.Tensor | None:
+        value, target = made.meta.get("val"), made.target
+        if not isinstance(value, torch.Tensor) or value.numel() > _MOST_COMPUTED:
+            return None
+        if made.op == "placeholder":
+            return self._constants.get(made.name)
+        if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
+            return None
+        operands = {source: self._computed_by(source) for source in made.all_input_nodes}
+        if any(operand is None for operand in operands.values()):
+            return None
+        args, kwargs = map_arg((made.args, made.kwargs), operands.__getitem__)
+        found: torch.Tensor = target(*args, **kwargs)
+        return found
 
     def _called(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         """Return the result of a call on tensors without data: where it is not recorded, or its sizes are not known."""

@@ -46,7 +46,8 @@ def tensor_type(value: Any, label: str | Callable[[], str]) -> TensorType:
         axis, size = next((axis, size) for axis, size in enumerate(value.shape) if not isinstance(size, int))
         problem = (
             f"the size of axis {axis} is not a number ({size}); shapes must be static: export without dynamic_shapes, "
-            "and avoid ops whose result's shape depends on values (nonzero, x[mask], unique)"
+            "and avoid ops whose result's shape depends on values (nonzero, x[mask], unique), or call "
+            'torch.compile(model, backend="fmtprop"), which leaves them to PyTorch'
         )
     raise ImportModelError(f"{label if isinstance(label, str) else label()}: {problem}")
 

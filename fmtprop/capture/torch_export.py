@@ -24,7 +24,7 @@ from fmtprop.capture.exporting import check_tensors, export, exporting, position
 from fmtprop.capture.functionalising import functionalised
 from fmtprop.capture.methods import as_module
 from fmtprop.capture.program_import import import_program, user_inputs
-from fmtprop.capture.specialise import Sizes, specialised
+from fmtprop.capture.specialise import Sizes, reads_constants, specialised
 from fmtprop.errors import ImportModelError, InputError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.structure import nested_alike
@@ -197,6 +197,8 @@ def _exported(
     without = example_inputs is None and not kwargs
     leaves = Sizes(program).hints if without else pytree.tree_leaves((example_inputs, kwargs))
     examples = [leaf.to("meta") for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if Sizes(program).are_fixed and reads_constants(program):
+        program = specialised(program, examples)
     return Exported(program, name or _name_of(program, module), signature, examples, guards, of_small=of_small)
 
 

@@ -649,6 +649,22 @@ def test_a_run_time_check_is_left_out_with_a_warning():
     compare(run(graph, TOKENS), TOKENS * 2)
 
 
+class _Repeated(nn.Module):
+    """Reads sizes and factors from tensors that do not depend on its input's numbers."""
+
+    def forward(self, x):
+        rows = torch.arange(x.shape[0]).max() + 1
+        return torch.ones(x.shape[1]).repeat(rows, 1) * torch.tensor(9.0).sqrt().item() + x
+
+
+@pytest.mark.parametrize("dynamic_shapes", [None, ({0: torch.export.Dim.DYNAMIC},)])
+def test_a_number_that_no_input_decides_is_computed_during_the_import(dynamic_shapes):
+    net = fp.compile(_Repeated(), torch.randn(3, 5), dynamic_shapes=dynamic_shapes)
+    for rows in (3, 4) if dynamic_shapes else (3,):
+        x = torch.randn(rows, 5)
+        compare(net(x), _Repeated()(x))
+
+
 def _counted(x, factor=None):
     number = (x > 0).sum().item()
     torch._check(number >= 0)
