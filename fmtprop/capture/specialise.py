@@ -312,9 +312,11 @@ class _Specialiser:
     def _call(self, node: fx.Node) -> Any:
         args, kwargs = map_arg((node.args, node.kwargs), self._made.__getitem__)
         value = self._symbols.value(node.meta.get("val"))
-        if value is None and reads_a_number(node) and (tensor := self._computed_by(args[0])) is not None:
-            value = tensor.item()
-            self._symbols.learn(node.meta.get("val"), value)
+        if value is None and reads_a_number(node):
+            tensor = self._computed_by(self._made[node.all_input_nodes[0]])
+            if tensor is not None:
+                value = tensor.item()
+                self._symbols.learn(node.meta.get("val"), value)
         if value is None:
             value = self._called(node, args, kwargs)
         if value is None or isinstance(value, int | float):
