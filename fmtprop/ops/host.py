@@ -21,7 +21,7 @@ from fmtprop.ir.tensors import tensor_type, torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.ops import host_facts
 from fmtprop.ops.building import is_native, normalised_axis
-from fmtprop.ops.host_call import HostCall, host_call, prepare
+from fmtprop.ops.host_call import HostCall, host_call
 from fmtprop.ops.host_operator import make_call, operator
 from fmtprop.ops.view_attrs import permuted
 from fmtprop.ops.without_data import result_of
@@ -51,9 +51,7 @@ def _on_meta(attrs: HostCall, types: Mapping[str, TensorType]) -> tuple[torch.Te
 
     Fake tensors run more calls and give reasons, but they load PyTorch's compiler: seconds, and 60 MB.
     """
-    prepared = prepare(attrs)
-    named = any(isinstance(value, torch.device) for value in (*prepared.args, *prepared.kwargs.values()))
-    if named or not types:  # its results would be on a CPU
+    if not types:  # its results would be on a CPU
         return None
     meta = torch.device("meta")
     tensors = {name: torch.empty(t.dims, dtype=torch_dtype(t.dtype), device=meta) for name, t in types.items()}

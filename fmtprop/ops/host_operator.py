@@ -17,7 +17,7 @@ from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.building import Copying, Ready, Tensors
 from fmtprop.ops.host_call import CallOperand, HostCall, Resolved, arguments_of, prepare
-from fmtprop.ops.without_data import by_rule, result_of
+from fmtprop.ops.without_data import result_of
 
 #: a call with an overload for given memory that replaces the memory's strides by the source's
 _RESTRIDES = "aten.adaptive_avg_pool2d.default"
@@ -198,17 +198,11 @@ def _tried(attrs: HostCall, operands: tuple[tuple[str, torch.dtype, torch.Size],
     # without operands, a binding would ask the caller's default device
     binding = binding_of(prepare(attrs).function) if operands else None
     try:
-        other = _results(attrs, tensors, partial(_bound, binding)) if binding else ()
+        other = _results(attrs, tensors, partial(result_of, by=binding)) if binding else ()
     except failures:  # it has other parameters
         other = ()
     same = [(one.dtype, one.shape) for one in made] == [(one.dtype, one.shape) for one in other]
     return _TrialCall(made, binding if same else None)
-
-
-def _bound(binding: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Make a call by its binding; where a rule knows the result, the binding is known to take the same arguments."""
-    ruled = by_rule(function, args, kwargs)
-    return binding(*args, **kwargs) if ruled is None else ruled
 
 
 def binding_of(function: Any) -> Any:
@@ -264,8 +258,8 @@ def _without_numbers(function: Any, args: list[Any]) -> list[Any]:
         return args
     src = args[0]
     is_kind = src.is_floating_point() or (type(number) is int and src.dtype in _INTEGERS and abs(number) < 1 << 63)
-    takes_tensor = str(function._schema.arguments[1].real_type) == "Tensor" or hasattr(
-        function.overloadpacket, "Tensor"
+    takes_tensor = str(function._schema.arguments[1].real_type) == "Tensor" or (
+        "Tensor" in function.overloadpacket.overloads()  # to look at one by its name may import PyTorch's compiler
     )
     if not is_kind or src.ndim == 0 or not takes_tensor:
         return args

@@ -191,6 +191,30 @@ def _index_select(src: Tensor, axis: int, index: Tensor) -> Dims:
     return dims
 
 
+def _index(src: Tensor, indices: Sequence[Tensor | None]) -> Dims:
+    given = [index for index in indices if index is not None]
+    usual = all(index.is_contiguous() and index.dtype in (torch.int64, torch.int32) for index in given)
+    if not (given and usual and src.is_contiguous() and src.numel()) or len(indices) > src.ndim:
+        return None
+    places = [place for place, index in enumerate(indices) if index is not None]
+    try:
+        made = together([index.shape for index in given])
+    except ValueError:
+        return None
+    # positions of axes that are not neighbours come first
+    first = places[0] if places[-1] - places[0] == len(places) - 1 else 0
+    rest = [size for axis, size in enumerate(src.shape) if axis not in places]
+    return [*rest[:first], *made, *rest[first:]] if math.prod(made) else None
+
+
+def _gather(src: Tensor, axis: int, index: Tensor, *, sparse_grad: bool = False) -> Dims:
+    fits = src.ndim == index.ndim > 0 and -src.ndim <= axis < src.ndim and index.dtype == torch.int64
+    if not fits or sparse_grad or not src.numel():
+        return None
+    sizes = enumerate(zip(index.shape, src.shape, strict=True))
+    return list(index.shape) if all(one <= most or at == axis % src.ndim for at, (one, most) in sizes) else None
+
+
 def _reduction(
     src: Tensor, axes: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Dims:
@@ -276,6 +300,8 @@ RULES: dict[Any, Callable[..., Dims]] = {
     _ATEN.adaptive_avg_pool2d.default: _adaptive_pooling,
     _ATEN.embedding.default: _embedding,
     _ATEN.index_select.default: _index_select,
+    _ATEN.index.Tensor: _index,
+    _ATEN.gather.default: _gather,
     _ATEN.mean.dim: _reduction,
     _ATEN.sum.dim_IntList: _reduction,
     _ATEN.amax.default: _extremum,

@@ -15,6 +15,8 @@ import torch
 from fmtprop.ir.tensors import map_tensors
 from fmtprop.ops.shape_rules import RULES, SEVERAL, together
 
+_META = torch.device("meta")
+
 #: types of arguments without tensors
 _LEAVES = frozenset({int, float, bool, str, type(None)})
 
@@ -53,44 +55,54 @@ def _one_element(tensor: torch.Tensor) -> torch.Tensor:
     return torch.ones((1,) * tensor.ndim, dtype=tensor.dtype)
 
 
-def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the result of a call, on tensors without data if one of its tensors has none.
+def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], by: Any = None) -> Any:
+    """Return the result of a call, on tensors without data if one of its tensors has none, also if it names the CPU.
 
     The result of an element-wise operator has the shape of its operands together, and the type of the result for one
     element of each. Common operators have a rule. PyTorch computes the results of many others in Python; layers
     repeat, so results are kept, one for each default type: a quotient of integers has it.
+
+    `by`: what is called in place of the function, with the same meaning. Rules do not call it.
     """
+    by = by or func
     if not has_unknown((args, kwargs)):
-        return func(*args, **kwargs)
+        return by(*args, **kwargs)
+    args, kwargs = tuple(map(_on_meta, args)), {name: _on_meta(value) for name, value in kwargs.items()}
     if func._schema.is_mutable:  # its result is an operand
         return func(*without_data(args), **without_data(kwargs))
-    if _is_pointwise(func):
-        shapes: list[torch.Size] = []
-        key: Any = (func, _kind((args, kwargs), shapes), torch.get_default_dtype())
-        if key not in _DTYPES:
-            single = func(*map_tensors(args, _one_element), **map_tensors(kwargs, _one_element))
-            _DTYPES[key] = single.dtype if isinstance(single, torch.Tensor) else None
-        dtype = _DTYPES[key]
-        if dtype is not None:
-            return torch.empty(together(shapes), dtype=dtype, device="meta")
-    ruled = by_rule(func, args, kwargs)
+    ruled = by_rule(func, args, kwargs, by)
     if ruled is not None:
         return ruled
     several = SEVERAL[func](*args, **kwargs) if func in SEVERAL else None
     if several is not None:
         return tuple(torch.empty(dims, dtype=args[0].dtype, device="meta") for dims in several)
-    key = (_key((func, args, tuple(kwargs.items()))), torch.get_default_dtype())
+    key = (_key((by, args, tuple(kwargs.items()))), torch.get_default_dtype())
     found = _RESULTS.get(key)
     if found is None:
-        found = func(*without_data(args), **without_data(kwargs))
+        found = by(*without_data(args), **without_data(kwargs))
         if len(_RESULTS) >= _MOST_RESULTS:
             _RESULTS.clear()
         _RESULTS[key] = found
     return map_tensors(found, _alike)  # each result of a call is one of its own
 
 
-def by_rule(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """Return the result, without data, of a call for whose shape there is a rule; it is row-major."""
+def _on_meta(value: Any) -> Any:
+    return _META if isinstance(value, torch.device) and value.type == "cpu" else value
+
+
+def by_rule(func: Any, args: Sequence[Any], kwargs: dict[str, Any], by: Any) -> torch.Tensor | None:
+    """Return the row-major result, without data, of an element-wise call or one whose shape has a rule.
+
+    It is PyTorch's, strides included, if the operands are row-major.
+    """
+    if _is_pointwise(func):
+        shapes: list[torch.Size] = []
+        key: Any = (by, _kind((args, kwargs), shapes), torch.get_default_dtype())
+        if key not in _DTYPES:
+            single = by(*map_tensors(args, _one_element), **map_tensors(kwargs, _one_element))
+            _DTYPES[key] = single.dtype if isinstance(single, torch.Tensor) else None
+        dtype = _DTYPES[key]
+        return None if dtype is None else torch.empty(together(shapes), dtype=dtype, device="meta")
     dims = RULES[func](*args, **kwargs) if func in RULES else None
     if dims is None:
         return None
@@ -98,9 +110,20 @@ def by_rule(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Ten
     return torch.empty(dims, dtype=first.dtype, device="meta")
 
 
+#: calls whose result has the shape of the operands together, too, and the type that single elements have
+_ALIKE = frozenset(
+    {
+        torch.ops.aten.where.Scalar,
+        torch.ops.aten.where.ScalarOther,
+        torch.ops.aten.where.ScalarSelf,
+        torch.ops.aten.cumsum.default,
+    }
+)
+
+
 @cache
 def _is_pointwise(func: Any) -> bool:
-    return torch.Tag.pointwise in func.tags
+    return torch.Tag.pointwise in func.tags or func in _ALIKE
 
 
 #: type of the results of element-wise calls by operator and kinds of operands; None if it is not one tensor

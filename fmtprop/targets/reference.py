@@ -244,6 +244,11 @@ class _MakingExecutable(Executable):
 class _ReadCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes whether an operator reads one of some tensors: a call may keep a view of it."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nobody traces this mode; PyTorch would import its compiler to keep that out."""
+        return False
+
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watched = {id(tensor) for tensor in tensors}
@@ -276,7 +281,9 @@ def _made_formats(node: Node, operands: Mapping[str, MemoryDesc], results: Seque
     if call is None:
         return None
     try:
-        ruled = by_rule(call.overload, call.call.args, call.call.keywords)
+        ruled = None
+        if call.overload is not None and all(desc.at_start() == plain(desc) for desc in operands.values()):
+            ruled = by_rule(call.overload, call.call.args, call.call.keywords, call.call.func)
         made = several(call.call() if ruled is None else ruled)
     except REFUSED:  # it reads numbers
         return _Made(tuple(results), is_written=True)

@@ -216,9 +216,32 @@ def words():
     return module, (torch.randint(0, 50, (2, 7)),)
 
 
-@pytest.mark.parametrize("made", [convolutions, words])
+class Masked(torch.nn.Module):
+    """Tokens with places that are counted, a mask, looked-up distances, and a mean of all but the first token."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places, self.distances = (torch.nn.Embedding(50, 16) for _ in range(3))
+        self.inner = torch.nn.Linear(16, 16)
+
+    def forward(self, ids):
+        mask = ids.ne(1)
+        count = torch.cumsum(mask.to(dtype=torch.int32, device=ids.device), 1).type_as(mask.int()) * mask.int()
+        x = self.inner(self.words(ids) + self.places(count.long() + 1))
+        rows, columns = torch.arange(len(ids))[:, None, None], torch.arange(ids.shape[1])[None, None, :]
+        seen = ids.to(dtype=torch.bool, device=ids.device)[rows, columns] & mask[:, :, None]
+        scores = torch.where(seen, x @ x.mT, -1e9) + torch.gather(x @ x.mT, -1, (ids[:, None, :] % 7).expand(-1, 7, 7))
+        return (scores.softmax(-1) @ x)[:, 1:].mean(1)
+
+
+def masked():
+    torch.manual_seed(0)
+    return Masked(), (torch.randint(0, 50, (1, 7)),)
+
+
+@pytest.mark.parametrize("made", [convolutions, words, masked])
 def test_another_process_gives_equal_bits_and_imports_little(made, tmp_path):
-    """Neither networkx nor a solver, nor sympy, which PyTorch imports to find the shape of an embedding."""
+    """Neither networkx nor a solver, nor sympy, which PyTorch imports to find the shapes of many results."""
     module, args = made()
     net = fp.compile(module.eval(), args, tune="model", confirm=False)
     path, numbers = saved(net, tmp_path), tmp_path / "input.pt"

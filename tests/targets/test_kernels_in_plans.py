@@ -12,7 +12,7 @@ from fmtprop.jit import Kernel, rows, unavailable
 from fmtprop.jit.kernel import takes
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import Binary, Pooling
-from fmtprop.passes.assignment.formats import channels_last
+from fmtprop.passes.assignment.formats import channels_last, like
 from fmtprop.runtime import selfcheck
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.kernel import JIT
@@ -167,3 +167,8 @@ def test_the_product_of_two_halves_of_channels_is_a_kernel():
     (step,) = kernels(net.plan)
     assert step.node.op == "binary"
     torch.testing.assert_close(net(x), module(x), atol=1e-5, rtol=1e-5)
+
+
+def test_a_slice_has_the_format_of_its_tensor_wherever_it_begins():
+    part = MemoryDesc((1, 9, 32), "f32").submemory((1, 8, 32), (0, 1, 0))
+    assert like(MemoryDesc((1, 1, 32), "f32"), part) == MemoryDesc((1, 1, 32), "f32")

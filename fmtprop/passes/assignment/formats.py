@@ -90,7 +90,7 @@ def like(desc: MemoryDesc, other: MemoryDesc) -> MemoryDesc | None:
         return None
     if desc.dims == other.dims:
         return dense(other).with_dtype(desc.dtype)
-    tag = other.tag
+    tag = other.at_start().tag
     if tag is None:
         return None
     try:
