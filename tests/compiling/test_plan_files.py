@@ -252,6 +252,28 @@ def test_another_process_gives_equal_bits_and_imports_little(made, tmp_path):
     assert done.stdout.split() == [str(result.view(torch.int32).sum().item()), "[]"]
 
 
+class OfTokens(torch.nn.Module):
+    """A depthwise convolution of all tokens but the first, added to them."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions = torch.nn.Conv2d(32, 32, 3, padding=1, groups=32)
+
+    def forward(self, x):
+        x = x * 2
+        first, image = x[:, :1], x[:, 1:].transpose(1, 2).reshape(len(x), 32, 4, 4)
+        return torch.cat([first, (self.positions(image) + image).flatten(2).transpose(1, 2)], 1)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_what_reads_a_slice_is_offered_again(dtype, tmp_path):
+    if dtype == "bf16" and not dnnl.supports("bf16"):
+        pytest.skip("this CPU has no bf16")
+    x = torch.randn(1, 17, 32)
+    net = fp.compile(OfTokens().eval(), (x,), dtype=dtype, tune="model", confirm=False)
+    check_same(net, fp.load_plan(saved(net, tmp_path), on_mismatch="error"), (x,))
+
+
 def test_weights_are_in_the_file_once(tmp_path):
     """A packed form is shared by all its readers."""
     layer = torch.nn.Linear(512, 512)
