@@ -43,6 +43,8 @@ def test_a_mean_far_from_zero_costs_no_more_than_in_pytorch():
         error = (norm.float()(x).double() - exact).abs().max()
     net = fp.compile(norm.float(), x, confirm=False)
     assert (net(x).double() - exact).abs().max() <= 2 * error
+    normal = Pipeline(NORMALISE, Stage.NORMAL).run(fp.from_torch(norm, x))
+    assert "convolution" not in {node.op for node in rewrite(normal, NormAsConvolution()).nodes()}
 
 
 def test_what_is_something_else_stays():

@@ -22,6 +22,10 @@ from fmtprop.ops.view_attrs import Reshape
 from fmtprop.passes.rewrites.fold_batch_norm import batch_norm_affine
 from fmtprop.passes.variants.expand import ExpandingPass, Expansion, has_constant_parameters, is_f32
 
+#: a convolution rounds its product before it adds the summand of about the same size: with a mean of 1000 deviations,
+#: errors are 3.4 times those of PyTorch's fused operations. Networks have means of a few deviations
+_LARGEST_SUMMAND = 100.0
+
 
 class NormAsConvolution(ExpandingPass):
     """Rewrite batch normalizations with constant statistics."""
@@ -29,7 +33,7 @@ class NormAsConvolution(ExpandingPass):
     name: ClassVar[str] = "norm-as-convolution"
 
     def applies(self, graph: Graph, node: Node) -> bool:
-        """Whether a node is a batch normalization with finite factors."""
+        """Whether a node is a batch normalization with finite factors and moderate summands."""
         if not (
             isinstance(node.attrs, BatchNorm)
             and 3 <= node.results[0].ndim <= 5
@@ -40,7 +44,9 @@ class NormAsConvolution(ExpandingPass):
             return False
         affine = batch_norm_affine(graph, node.attrs, graph.inputs(node.name))
         # otherwise only the normalization itself gives the right result
-        return affine is not None and all(bool(vector.float().isfinite().all()) for vector in affine)
+        if affine is None or not all(bool(vector.float().isfinite().all()) for vector in affine):
+            return False
+        return float(affine[1].abs().max()) <= _LARGEST_SUMMAND
 
     def replace(self, graph: Graph, out: Graph, node: Node) -> None:
         """Add the convolution and the nodes that make its factors."""
