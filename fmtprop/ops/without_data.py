@@ -62,7 +62,8 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], by: Any 
     element of each. Common operators have a rule. PyTorch computes the results of many others in Python; layers
     repeat, so results are kept, one for each default type: a quotient of integers has it.
 
-    `by`: what is called in place of the function, with the same meaning. Rules do not call it.
+    `by`: what is called in place of the function, such as ``torch.relu`` for ``aten.relu.default``. A rule for a shape
+    calls neither.
     """
     by = by or func
     if not has_unknown((args, kwargs)):
@@ -87,6 +88,7 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], by: Any 
 
 
 def _on_meta(value: Any) -> Any:
+    """Return the device of tensors without data in place of the CPU, so that ``x.to(device="cpu")`` needs no data."""
     return _META if isinstance(value, torch.device) and value.type == "cpu" else value
 
 

@@ -99,7 +99,8 @@ class _Rebuilding:
 def _requests(node: Node, choice: Choice) -> Iterator[Mapping[str, MemoryDesc]]:
     """Yield requests to which the answer may be the choice: some implementations take only formats of their own."""
     names = result_names(node)
-    # as when the choice was made: where a slice begins, which operands of post-ops may not say
+    # choices are made by formats that begin at 0: oneDNN takes no post-op whose operand begins elsewhere, such as
+    # x[:, 1:]; where it begins is added to the address
     given = {name: _any(desc) if is_asked(desc) else desc.at_start() for name, desc in choice.operands.items()}
     results = {name: _any(d) if is_asked(d) else d for name, d in zip(names, node.descs, strict=True)}
     free = {name: unspecified(desc) for name, desc in results.items()}

@@ -283,6 +283,7 @@ def _made_formats(node: Node, operands: Mapping[str, MemoryDesc], results: Seque
     try:
         ruled = None
         if call.overload is not None and all(desc.at_start() == plain(desc) for desc in operands.values()):
+            # PyTorch imports its compiler for many of these shapes: 0.4 to 0.9 s of a process that loads a plan
             ruled = by_rule(call.overload, call.call.args, call.call.keywords, call.call.func)
         made = several(call.call() if ruled is None else ruled)
     except REFUSED:  # it reads numbers
