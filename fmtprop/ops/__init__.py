@@ -14,6 +14,7 @@ from fmtprop.ops.dynamic_quantization import DYNAMIC_QUANTIZE, DynamicQuantize
 from fmtprop.ops.eltwise import ELTWISE, Eltwise
 from fmtprop.ops.eltwise_backward import ELTWISE_BACKWARD
 from fmtprop.ops.embedding_bag import EMBEDDING_BAG, EmbeddingBag
+from fmtprop.ops.grouped_matmul import GROUPED_MATMUL, GroupedMatmul
 from fmtprop.ops.host import ATEN
 from fmtprop.ops.host_call import HostCall
 from fmtprop.ops.inner_product import INNER_PRODUCT, InnerProduct
@@ -60,6 +61,7 @@ OPS = (
     MATMUL,
     MATMUL_NBITS,
     DECODE_NBITS,
+    GROUPED_MATMUL,
     LOOKUP,
     ATTENTION,
     VANILLA_RNN,
@@ -126,6 +128,7 @@ __all__ = [
     "FakeQuantize",
     "Graph",
     "GroupNorm",
+    "GroupedMatmul",
     "HostCall",
     "InnerProduct",
     "LayerNorm",

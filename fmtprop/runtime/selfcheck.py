@@ -288,8 +288,8 @@ def _small(node: Node, name: str, dtype: DataType | None = None) -> torch.Tensor
     return small_numbers(node, name, _choice(node).operands[name], dtype).contiguous()
 
 
-def _zeros(node: Node, name: str) -> torch.Tensor:
-    return torch.zeros_like(_small(node, name))
+def _zeros(node: Node, name: str, dtype: DataType | None = None) -> torch.Tensor:
+    return torch.zeros_like(_small(node, name, dtype))
 
 
 def _worst(node: Node, results: Sequence[torch.Tensor | None], expected: Sequence[torch.Tensor]) -> float | None:

@@ -135,7 +135,8 @@ class _Conversion:
         original = {name: self.source.type_of(value).dtype for name, value in inputs_before.items()}
         # rows that codes multiply are integers, if they are bf16; the kernel's results have the type of its rows
         multiplies_codes = type(node.attrs) is MatMulNBits and self.dtype is DataType.BF16 and not self._is_wide(node)
-        compute = declaration.category is Category.COMPUTE or multiplies_codes
+        by_pytorch = declaration.category is Category.HOST and declaration.linear is not None
+        compute = declaration.category is Category.COMPUTE or by_pytorch or multiplies_codes
         arrives = {name: self.out.type_of(value).dtype for name, value in inputs.items()}
         # oneDNN reads the slopes of a prelu post-op as f32, even if all else is narrower
         data = [
