@@ -20,12 +20,8 @@ from torch._ops import OpOverload
 from fmtprop.capture.parts import call_of_parts
 from fmtprop.capture.torch_call import UNCHECKED, TorchCall, add_constant, tensor_type
 from fmtprop.errors import GraphError, ImportModelError, UnsupportedOpError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.importing import Importer
-from fmtprop.ir.node import Value
-from fmtprop.ir.op import OPSET
+from fmtprop.ir import OPSET, Graph, Importer, TensorType, Value
 from fmtprop.ir.tensors import data_type, materialise, torch_dtype
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.building import NATIVE_FLOATS
 from fmtprop.ops.host import make_host_call

@@ -14,8 +14,7 @@ from torch._ops import OpOverload
 
 from fmtprop.capture.fx_import import Calls, import_calls, placeholders, results_of
 from fmtprop.capture.torch_call import check_real, tensor_type
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Value
+from fmtprop.ir import Graph, Value
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
 

@@ -18,9 +18,8 @@ from fmtprop.capture.fx_import import import_calls, placeholders, results_of
 from fmtprop.capture.random_calls import Draw, drawer, drawn_first
 from fmtprop.capture.torch_call import check_real, tensor_type
 from fmtprop.errors import ImportModelError
+from fmtprop.ir import Graph, Value
 from fmtprop.ir.aliasing import storage
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Value
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.host_call import Parts

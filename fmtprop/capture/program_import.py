@@ -18,8 +18,7 @@ from torch.utils import _pytree as pytree
 from fmtprop.capture.fx_import import import_calls, placeholders
 from fmtprop.capture.torch_call import check_real, parts_of, tensor_type
 from fmtprop.errors import IN_PLACE_REMEDY, ImportModelError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Value
+from fmtprop.ir import Graph, Value
 from fmtprop.ir.structure import Slot, describe, is_container
 from fmtprop.ops.host_call import Parts
 

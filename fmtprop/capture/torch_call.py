@@ -14,11 +14,8 @@ import torch
 from torch._ops import OpOverload
 
 from fmtprop.errors import GraphError, ImportModelError, ShapeError
-from fmtprop.ir import tensors
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir import Attrs, Graph, TensorType, Value, tensors
 from fmtprop.ir.tensors import materialise, torch_dtype
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops import emit
 

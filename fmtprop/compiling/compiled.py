@@ -15,8 +15,7 @@ from fmtprop.compiling.inputs import random_inputs
 from fmtprop.compiling.saveable import Saveable
 from fmtprop.compiling.serving import Serving
 from fmtprop.errors import InputError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.ports import result_names
+from fmtprop.ir import Graph, result_names
 from fmtprop.ir.structure import argument_names, flatten_arguments, parsed, restructure
 from fmtprop.runtime import Executor, Plan
 from fmtprop.runtime.benchmark import BenchmarkResult, time_runs

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Value
-from fmtprop.ir.op import Category, opdef
+from fmtprop.ir import Category, Graph, Value, opdef
 from fmtprop.ir.tensors import torch_dtype
 
 

@@ -11,10 +11,8 @@ from functools import partial
 import torch
 
 from fmtprop.errors import PlanError
+from fmtprop.ir import Attrs, Choice, Graph, Grid, Node, Value
 from fmtprop.ir.deferred import Deferred
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.grid import Grid
-from fmtprop.ir.node import Attrs, Choice, Node, Value
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assignment.without_formats import is_storing, without_formats
 from fmtprop.runtime.weights import PackedForms, origin_of

@@ -14,10 +14,9 @@ from fmtprop.compiling.planned import Planned
 from fmtprop.compiling.race import Race
 from fmtprop.compiling.readable import graph_inside
 from fmtprop.errors import FmtpropError, PlanError
+from fmtprop.ir import Graph, Value
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.file import producer_of, read_floats
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Value
 from fmtprop.ir.plain import record_of
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc

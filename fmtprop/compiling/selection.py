@@ -17,9 +17,8 @@ from fmtprop.compiling.inputs import random_inputs
 from fmtprop.compiling.options import OPTIMAL, Options
 from fmtprop.compiling.race import Race, alone, race
 from fmtprop.errors import UnsupportedOpError
+from fmtprop.ir import Graph, Node
 from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
 from fmtprop.passes.optimal import Certificate
 from fmtprop.runtime.build import Draft
 from fmtprop.runtime.constants import ConstantStore, packed_nbytes

@@ -17,8 +17,7 @@ import torch
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.stages import quantized_form
 from fmtprop.errors import OptionError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
+from fmtprop.ir import Graph, Node, Value
 from fmtprop.ir.structure import flatten_arguments
 from fmtprop.ir.tensors import materialise
 from fmtprop.layout import MemoryDesc

@@ -12,11 +12,10 @@ from dataclasses import replace
 from fmtprop import dnnl
 from fmtprop.compiling.options import Options
 from fmtprop.errors import UnsupportedOpError
+from fmtprop.ir import Graph, Node, Value
 from fmtprop.ir.aliasing import is_view
 from fmtprop.ir.footprint import weights_nbytes
-from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
-from fmtprop.ir.node import Node, Value
 from fmtprop.ir.tensors import defer
 from fmtprop.ir.verify import Stage
 from fmtprop.layout import DataType

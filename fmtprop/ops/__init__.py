@@ -1,7 +1,6 @@
 """Every op, one file per family, collected explicitly."""
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.op import OPSET
+from fmtprop.ir import OPSET, Graph
 from fmtprop.ops.attention import ATTENTION, Attention
 from fmtprop.ops.batch_norm_training import BATCH_NORMALIZATION_BACKWARD, BATCH_NORMALIZATION_TRAINING
 from fmtprop.ops.binary import BINARY, Binary
@@ -19,7 +18,7 @@ from fmtprop.ops.host import ATEN
 from fmtprop.ops.host_call import HostCall
 from fmtprop.ops.inner_product import INNER_PRODUCT, InnerProduct
 from fmtprop.ops.layer_norm_training import LAYER_NORMALIZATION_BACKWARD, LAYER_NORMALIZATION_TRAINING
-from fmtprop.ops.lookup import LOOKUP
+from fmtprop.ops.lookup import LOOKUP, Lookup
 from fmtprop.ops.lrn import LRN, Lrn
 from fmtprop.ops.lrn_training import LRN_BACKWARD, LRN_TRAINING
 from fmtprop.ops.matmul import MATMUL, MatMul
@@ -132,6 +131,7 @@ __all__ = [
     "HostCall",
     "InnerProduct",
     "LayerNorm",
+    "Lookup",
     "Lrn",
     "MatMul",
     "MatMulNBits",

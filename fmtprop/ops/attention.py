@@ -15,10 +15,7 @@ from typing import TypeVar
 import torch
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.facets import Linear
-from fmtprop.ir.node import Attrs
-from fmtprop.ir.op import Category, OpDef, Operand, Sample
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Attrs, Category, Linear, OpDef, Operand, Sample, TensorType
 from fmtprop.ops.building import operand_list
 
 T = TypeVar("T")

@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fmtprop.errors import ShapeError, UnsupportedOpError
-from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Bytes, Cost, each_image
-from fmtprop.ir.importing import Call, Importer
-from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir import Attrs, Bytes, Call, Cost, Importer, Onnx, TensorType, Value, Writing, each_image
 from fmtprop.ir.op import Category, OpDef, Operand, PostOpForm, Sample
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.building import NATIVE_FLOATS, Ready, Tensors, is_native, primitive_of, promoted
 from fmtprop.ops.eltwise import Eltwise

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import torch
 
 from fmtprop.errors import GraphError, ShapeError, UnsupportedOpError
-from fmtprop.ir.graph import Graph
+from fmtprop.ir import Graph, Lowering, NativeAttr, Natives, Operand, Primitive, TensorType, opdef
 from fmtprop.ir.node import Attrs, Node, Value, label_of
-from fmtprop.ir.op import Lowering, NativeAttr, Natives, Operand, Primitive, opdef
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 
 if TYPE_CHECKING:

@@ -10,11 +10,7 @@ from math import prod
 import torch
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.exporting import Onnx
-from fmtprop.ir.facets import Bytes, Cost, each_image_across_axis
-from fmtprop.ir.importing import Call
-from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, OpDef, Operand, Sample
+from fmtprop.ir import Attrs, Bytes, Call, Category, Cost, Onnx, OpDef, Operand, Sample, Value, each_image_across_axis
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.layout.parts import in_place_parts

@@ -15,12 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import FormatError, ShapeError, UnsupportedOpError
-from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Bytes, Linear, each_image
-from fmtprop.ir.importing import Call
-from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir import Attrs, Bytes, Call, Linear, Onnx, TensorType, Value, Writing, each_image
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, PostOpForm, Sample
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.arguments import batched, computable, ints, unbatched
 from fmtprop.ops.building import WEIGHTED, native, primitive_of

@@ -12,11 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.facets import Linear
-from fmtprop.ir.importing import Call
-from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir import Attrs, Call, Linear, TensorType, Value
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Primitive, Sample
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import convolution
 from fmtprop.ops.arguments import computable, ints

@@ -13,12 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Bytes, Cost, Linear, each_image
-from fmtprop.ir.importing import Call
-from fmtprop.ir.node import Value
-from fmtprop.ir.op import Category, OpDef, Sample
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Bytes, Call, Category, Cost, Linear, Onnx, OpDef, Sample, TensorType, Value, Writing, each_image
 from fmtprop.ops.arguments import batched, computable, ints, unbatched
 from fmtprop.ops.building import WEIGHTED, primitive_of
 from fmtprop.ops.convolution import (

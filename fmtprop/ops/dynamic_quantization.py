@@ -13,12 +13,7 @@ from math import isfinite
 import torch
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.facets import Bytes, Cost
-from fmtprop.ir.grid import Grid
-from fmtprop.ir.importing import Call
-from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, OpDef, Operand, Sample
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Attrs, Bytes, Call, Category, Cost, Grid, OpDef, Operand, Sample, TensorType, Value
 from fmtprop.layout import DataType
 from fmtprop.ops.building import Tensors
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from fmtprop.ir.importing import Call
-from fmtprop.ir.node import Value
+from fmtprop.ir import Call, Value
 from fmtprop.ops.arguments import computable
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.view_attrs import permuted, reshaped

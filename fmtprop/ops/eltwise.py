@@ -12,12 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Cost, each_image
-from fmtprop.ir.importing import Call, Importer
-from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir import Attrs, Call, Cost, Importer, Onnx, TensorType, Value, Writing, each_image
 from fmtprop.ir.op import Category, OpDef, Operand, PostOpForm, Sample
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.building import Ready, Tensors, is_native, primitive_of
 

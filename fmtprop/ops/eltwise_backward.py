@@ -13,11 +13,8 @@ from functools import partial
 import torch
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.facets import Cost
-from fmtprop.ir.importing import Call, Importer
-from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir import Attrs, Call, Cost, Importer, TensorType, Value
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
-from fmtprop.ir.types import TensorType
 from fmtprop.ops import eltwise
 from fmtprop.ops.building import Ready, Tensors, by_autograd, check_alike, create, is_native, lowering
 from fmtprop.ops.eltwise import Eltwise

@@ -11,10 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.importing import Call
-from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, OpDef, Operand, Sample
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Attrs, Call, Category, OpDef, Operand, Sample, TensorType, Value
 from fmtprop.layout import DataType
 from fmtprop.ops.building import Ready, Tensors, is_native
 

@@ -11,11 +11,9 @@ from collections.abc import Mapping
 import torch
 
 from fmtprop.errors import FmtpropError, GraphError, InputError
-from fmtprop.ir.facets import Bytes
-from fmtprop.ir.graph import Graph
+from fmtprop.ir import Bytes, Graph, result_names
 from fmtprop.ir.node import NO_GRIDS, Node, PostOp, Value
 from fmtprop.ir.op import Category, Reference, opdef
-from fmtprop.ir.ports import result_names
 from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
 from fmtprop.layout import DataType
 from fmtprop.ops.quantization import to_bytes, to_reals

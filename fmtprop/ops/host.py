@@ -13,12 +13,8 @@ from typing import Any
 import torch
 
 from fmtprop.errors import FmtpropError, GraphError, UnsupportedOpError
-from fmtprop.ir.facets import Cost
-from fmtprop.ir.importing import Call
-from fmtprop.ir.node import Value
-from fmtprop.ir.op import Category, OpDef, Operand, Sample
+from fmtprop.ir import Call, Category, Cost, OpDef, Operand, Sample, TensorType, Value
 from fmtprop.ir.tensors import tensor_type, torch_dtype
-from fmtprop.ir.types import TensorType
 from fmtprop.ops import host_facts
 from fmtprop.ops.building import is_native, normalised_axis
 from fmtprop.ops.host_call import HostCall, host_call

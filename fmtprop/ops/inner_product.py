@@ -11,12 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Bytes, Linear
-from fmtprop.ir.importing import Call
-from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir import Attrs, Bytes, Call, Linear, Onnx, TensorType, Value, Writing
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Sample
-from fmtprop.ir.types import TensorType
 from fmtprop.ops.arguments import computable, transposed
 from fmtprop.ops.building import WEIGHTED, Ready, Tensors, primitive_of
 from fmtprop.ops.linear import make_matmul, make_pointwise

@@ -10,11 +10,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.facets import Reads
-from fmtprop.ir.importing import Call
-from fmtprop.ir.node import Value
-from fmtprop.ir.op import Category, OpDef, Operand, Sample
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Call, Category, OpDef, Operand, Reads, Sample, TensorType, Value
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
 from fmtprop.ops.eltwise import Eltwise

@@ -12,11 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.facets import Bytes, Cost
-from fmtprop.ir.grid import Grid
-from fmtprop.ir.node import Attrs
-from fmtprop.ir.op import Category, OpDef, Operand, Sample
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Attrs, Bytes, Category, Cost, Grid, OpDef, Operand, Sample, TensorType
 from fmtprop.ops.building import Tensors
 from fmtprop.ops.quantization import to_bytes, to_reals
 

@@ -16,11 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Cost, each_image
-from fmtprop.ir.node import Attrs
-from fmtprop.ir.op import Category, OpDef, Operand, Sample
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Attrs, Category, Cost, Onnx, OpDef, Operand, Sample, TensorType, Writing, each_image
 from fmtprop.ops.building import primitive_of
 
 # ---------------------------------------------------------------- attributes

@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fmtprop.errors import DnnlError, FormatError
-from fmtprop.ir.facets import Cost
-from fmtprop.ir.importing import Call
-from fmtprop.ir.node import Value
-from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Call, Category, Cost, Lowering, NativeAttr, Natives, OpDef, Operand, Sample, TensorType, Value
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import lrn
 from fmtprop.ops.building import by_autograd, check_alike, create, native

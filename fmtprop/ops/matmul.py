@@ -15,12 +15,8 @@ from math import prod
 import torch
 
 from fmtprop.errors import ShapeError, UnsupportedOpError
-from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Bytes, Linear
-from fmtprop.ir.importing import Call, Importer
-from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir import Attrs, Bytes, Call, Importer, Linear, Onnx, TensorType, Value, Writing
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable, transposed
 from fmtprop.ops.binary import Binary

@@ -15,12 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.facets import Cost, Reads
-from fmtprop.ir.importing import Call
-from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, OpDef, Operand, Sample
+from fmtprop.ir import Attrs, Call, Category, Cost, OpDef, Operand, Reads, Sample, TensorType, Value
 from fmtprop.ir.tensors import torch_dtype
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 
 #: bits of a code -> data type of the bytes that hold codes, and the zero point of a group without one of its own

@@ -14,11 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.importing import Call
-from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, OpDef, Operand, Sample
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Attrs, Call, Category, Onnx, OpDef, Operand, Sample, TensorType, Value, Writing
 from fmtprop.ops.building import Ready, Tensors, is_native
 from fmtprop.ops.host_call import host_call
 

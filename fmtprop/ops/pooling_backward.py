@@ -10,9 +10,7 @@ from typing import Any
 import torch
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.importing import Call, Importer
-from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
+from fmtprop.ir import Attrs, Call, Category, Importer, Lowering, NativeAttr, Natives, OpDef, Operand, Sample, Value
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import pooling

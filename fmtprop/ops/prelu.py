@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.exporting import Onnx
-from fmtprop.ir.facets import Cost
-from fmtprop.ir.importing import Call
-from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir import Attrs, Call, Cost, Onnx, TensorType, Value
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, PostOpForm, Sample
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
 from fmtprop.ops.building import Copying, Ready, Tensors, check_alike, create, is_native, lowering, only, primitive_of

@@ -16,14 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from fmtprop.errors import ShapeError, UnsupportedOpError
-from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Bytes, Cost
-from fmtprop.ir.grid import Grid
-from fmtprop.ir.importing import Call
-from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir import Attrs, Bytes, Call, Cost, Grid, Onnx, TensorType, Value, Writing
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, PostOpForm, Sample
 from fmtprop.ir.tensors import data_type, tensor_type, torch_dtype
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.building import Tensors
 from fmtprop.ops.reorder import primitive as reorder

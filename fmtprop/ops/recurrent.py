@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fmtprop.errors import ShapeError, UnsupportedOpError
-from fmtprop.ir.facets import Linear
-from fmtprop.ir.importing import Call
-from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir import Attrs, Call, Linear, TensorType, Value
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Primitive, Sample
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
 from fmtprop.ops.binary import Binary

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fmtprop.ir.importing import Call, Importer
-from fmtprop.ir.node import Value
+from fmtprop.ir import Call, Importer, Value
 from fmtprop.ops.arguments import computable
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import Eltwise

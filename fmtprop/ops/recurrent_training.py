@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fmtprop.errors import DnnlError, UnsupportedOpError
-from fmtprop.ir.facets import Linear
-from fmtprop.ir.importing import Call
-from fmtprop.ir.node import Value
-from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Call, Category, Linear, Lowering, NativeAttr, Natives, OpDef, Operand, Sample, TensorType, Value
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.building import create, native, only
 from fmtprop.ops.recurrent import KINDS, Kind, Recurrent, check_factor, check_types, fields_of, loses, operand, products

@@ -10,12 +10,8 @@ from functools import partial
 import torch
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Cost
-from fmtprop.ir.importing import Call, Importer
-from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir import Attrs, Call, Cost, Importer, Onnx, TensorType, Value, Writing
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
-from fmtprop.ir.types import TensorType
 from fmtprop.ops.arguments import first_of
 from fmtprop.ops.building import Ready, Tensors, check_summands, is_native, normalised_axis, primitive_of
 from fmtprop.ops.reorder import converted

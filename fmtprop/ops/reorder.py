@@ -7,13 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Bytes
-from fmtprop.ir.importing import Call, Importer
-from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir import Attrs, Bytes, Call, Importer, Onnx, TensorType, Value, Writing
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
 from fmtprop.ir.tensors import torch_dtype
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.building import is_native, native, primitive_of
 from fmtprop.ops.view_attrs import expanded

@@ -14,12 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Bytes, Cost, Reads, each_image
-from fmtprop.ir.importing import Call, Importer
-from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir import Attrs, Bytes, Call, Cost, Importer, Onnx, Reads, TensorType, Value, Writing, each_image
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
-from fmtprop.ir.types import TensorType
 from fmtprop.ops.arguments import computable
 from fmtprop.ops.building import primitive_of
 

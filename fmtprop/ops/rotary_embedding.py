@@ -12,10 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.facets import Cost
-from fmtprop.ir.node import Attrs
-from fmtprop.ir.op import Category, OpDef, Operand, Sample
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Attrs, Category, Cost, OpDef, Operand, Sample, TensorType
 
 # ---------------------------------------------------------------- attributes
 

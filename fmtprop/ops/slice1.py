@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from fmtprop.dialects.slice1 import FeatureLevel, Slice1
 from fmtprop.errors import ShapeError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Value
+from fmtprop.ir import Graph, Value
 from fmtprop.ops.building import emit
 from fmtprop.ops.view_attrs import Slice
 

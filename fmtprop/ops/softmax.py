@@ -10,13 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.exporting import Onnx, Writing
+from fmtprop.ir import Attrs, Call, Category, Importer, Onnx, OpDef, Operand, Sample, TensorType, Value, Writing
 from fmtprop.ir.facets import Bytes, Cost, Reads, each_image_across_axis
-from fmtprop.ir.importing import Call, Importer
-from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ir.tensors import torch_dtype
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.building import Ready, Tensors, is_native, normalised_axis, primitive_of
 from fmtprop.ops.reorder import converted

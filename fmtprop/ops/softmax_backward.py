@@ -8,11 +8,8 @@ from typing import Any
 
 import torch
 
-from fmtprop.ir.facets import Reads, each_image_across_axis
-from fmtprop.ir.importing import Call, Importer
-from fmtprop.ir.node import Value
+from fmtprop.ir import Call, Importer, Reads, TensorType, Value, each_image_across_axis
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
-from fmtprop.ir.types import TensorType
 from fmtprop.ops import softmax
 from fmtprop.ops.building import Ready, Tensors, check_alike, create, is_native, lowering, normalised_axis
 from fmtprop.ops.softmax import Softmax

@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.facets import Cost, each_image
-from fmtprop.ir.node import Attrs
-from fmtprop.ir.op import Category, OpDef, Operand, PostOpForm, Sample
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Attrs, Category, Cost, Onnx, OpDef, Operand, PostOpForm, Sample, TensorType, Writing, each_image
 from fmtprop.layout import DataType
 from fmtprop.ops.building import Ready, Tensors, operand_list, primitive_of, promoted
 

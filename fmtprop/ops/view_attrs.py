@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.importing import Call
-from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir import Attrs, Call, Value
 
 # ---------------------------------------------------------------- attributes
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from fmtprop.ir.importing import Call, Importer
-from fmtprop.ir.node import Value
+from fmtprop.ir import Call, Importer, Value
 from fmtprop.layout.tags import MAX_NDIMS
 from fmtprop.ops.arguments import transposed
 from fmtprop.ops.building import normalised_axis

@@ -14,10 +14,7 @@ from math import prod
 import torch
 
 from fmtprop.errors import FormatError, ShapeError
-from fmtprop.ir.exporting import Onnx, Writing
-from fmtprop.ir.node import Attrs
-from fmtprop.ir.op import Category, OpDef, Operand, Sample
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Attrs, Category, Onnx, OpDef, Operand, Sample, TensorType, Writing
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.building import Copying, Ready, Tensors
 from fmtprop.ops.view_attrs import Expand, Permute, Reshape, Slice

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from fmtprop.errors import FormatError
-from fmtprop.ir.op import Lowering, Operand
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Lowering, Operand, TensorType
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import PrimitiveDesc

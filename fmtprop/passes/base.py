@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 from fmtprop.errors import FmtpropError, OptionError, PassError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
+from fmtprop.ir import Graph, Node
 from fmtprop.ir.verify import Stage, verify
 
 #: called with a pass's name and its result

@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
-from fmtprop.ir.op import opdef
+from fmtprop.ir import Graph, Node, opdef
 from fmtprop.ir.post_ops import types_along
 from fmtprop.passes.variants.slice_batch import batch_of
 

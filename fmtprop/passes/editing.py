@@ -7,15 +7,11 @@ from math import prod
 
 import torch
 
+from fmtprop.ir import Attrs, Graph, Grid, Node, Value
 from fmtprop.ir.deferred import Deferred
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.grid import Grid
-from fmtprop.ir.node import Attrs, Node, Value
 from fmtprop.ir.op import Category, op_of, opdef
 from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
-from fmtprop.ops.building import emit
-from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.view_attrs import Slice
+from fmtprop.ops import Eltwise, Slice, emit
 
 
 def is_constant(graph: Graph, value: Value) -> bool:

@@ -11,10 +11,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
-from fmtprop.ir.node import Choice, Node
-from fmtprop.ir.op import Category, opdef
-from fmtprop.ir.ports import Role, ports, result_names, sources
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Category, Choice, Node, Role, TensorType, opdef, ports, result_names, sources
 from fmtprop.layout import DataType, FormatKind, MemoryDesc
 from fmtprop.passes.assignment.formats import like, usual
 

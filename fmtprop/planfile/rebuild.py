@@ -9,9 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from fmtprop.errors import PlanError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Choice, Node
-from fmtprop.ir.ports import result_names
+from fmtprop.ir import Choice, Graph, Node, result_names
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assignment.formats import unspecified
 from fmtprop.passes.target import Candidate

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fmtprop.errors import FmtpropError, GraphError, PlanError
+from fmtprop.ir import Choice, Graph, Grid, Node, Value
 from fmtprop.ir.file import producer_of, read_floats, reference_to, spell_floats
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.grid import Grid
 from fmtprop.ir.networkx_form import node_of, plain_node
-from fmtprop.ir.node import Choice, Node, Value
 from fmtprop.ir.plain import attrs_from_plain
 from fmtprop.ir.structure_check import check_structure
 from fmtprop.layout import MemoryDesc

@@ -15,13 +15,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fmtprop.errors import InputError
-from fmtprop.ir.node import Node
-from fmtprop.ir.op import Category, linear_of, opdef
-from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ir import Category, Node, linear_of, opdef
+from fmtprop.ops import Eltwise, FakeQuantize, Lookup, Sum
 from fmtprop.ops.evaluate import evaluate_node
-from fmtprop.ops.lookup import Lookup
-from fmtprop.ops.quantization import FakeQuantize
-from fmtprop.ops.sum import Sum
 from fmtprop.report.files import WrittenAsJson
 from fmtprop.report.sketch import computes_in, op_with_tail
 from fmtprop.runtime.plan import Plan

@@ -15,10 +15,9 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from fmtprop.errors import FmtpropError
+from fmtprop.ir import Graph, Value
 from fmtprop.ir.aliasing import aliases
 from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Value
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assignment.formats import describe
 from fmtprop.passes.assignment.without_formats import is_reorder, without_formats

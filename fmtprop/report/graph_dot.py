@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
+from fmtprop.ir import Graph, Node, Value
 from fmtprop.passes.assignment.formats import describe
 from fmtprop.report.sketch import computed, op_with_tail
 from fmtprop.system.printable import printable

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
+from fmtprop.ir import Graph, Node
 from fmtprop.passes.assignment.formats import describe
 from fmtprop.report.sketch import computed, op_with_tail, places
 from fmtprop.system.printable import printable

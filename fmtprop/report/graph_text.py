@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fmtprop.ir import Graph, Node
 from fmtprop.ir.file import spell_floats
-from fmtprop.ir.graph import Graph
 from fmtprop.ir.networkx_form import plain_node
-from fmtprop.ir.node import Node
 from fmtprop.passes.assignment.formats import describe
 from fmtprop.report.sketch import op_with_tail
 from fmtprop.system.printable import aligned, printable

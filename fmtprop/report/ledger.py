@@ -14,11 +14,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from fmtprop.errors import FmtpropError
+from fmtprop.ir import Category, Graph, Node, Role, Value, opdef, port
 from fmtprop.ir.aliasing import storage
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ir.op import Category, opdef
-from fmtprop.ir.ports import Role, port
 from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.passes.assignment.formats import describe
 from fmtprop.passes.assignment.without_formats import is_reorder, is_storing

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, sqrt
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
+from fmtprop.ir import Graph, Node
 from fmtprop.passes.assignment.formats import describe
 from fmtprop.runtime.plan import Home, Plan
 

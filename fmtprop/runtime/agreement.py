@@ -8,11 +8,7 @@ from functools import cache
 
 import torch
 
-from fmtprop.ir.facets import Bytes
-from fmtprop.ir.grid import Grid
-from fmtprop.ir.node import Node
-from fmtprop.ir.op import Category, opdef
-from fmtprop.ir.ports import port, result_names
+from fmtprop.ir import Bytes, Category, Grid, Node, opdef, port, result_names
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.eltwise import Eltwise

@@ -8,11 +8,8 @@ from dataclasses import replace
 import torch
 
 from fmtprop.errors import PlanError
+from fmtprop.ir import Graph, Node, TensorType, Value, opdef
 from fmtprop.ir.aliasing import is_in_place, is_view, parts_of
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ir.op import opdef
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Target
 from fmtprop.runtime.arena import Lifetime, peak_nbytes, plan_arena

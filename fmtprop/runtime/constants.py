@@ -10,14 +10,10 @@ from typing import Protocol
 
 import torch
 
+from fmtprop.ir import Graph, Node, TensorType, Value, opdef, result_names
 from fmtprop.ir.aliasing import is_in_place, is_view
 from fmtprop.ir.deferred import Deferred
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ir.op import opdef
-from fmtprop.ir.ports import result_names
 from fmtprop.ir.tensors import Constant, is_fresh, materialise
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.host_call import HostCall
 from fmtprop.runtime.weights import WEIGHTS, PackedForms

@@ -15,8 +15,7 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import PlanError
-from fmtprop.ir.node import Node
-from fmtprop.ir.ports import result_names
+from fmtprop.ir import Node, result_names
 from fmtprop.jit import Call, CallList, flushed, no_code
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.boundary import Endpoint, write_out

@@ -11,11 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fmtprop.errors import FmtpropError
-from fmtprop.ir.node import Node
-from fmtprop.ir.op import linear_of
-from fmtprop.ir.ports import Role, ports, result_names, sources
+from fmtprop.ir import Node, Role, TensorType, linear_of, ports, result_names, sources
 from fmtprop.ir.post_ops import types_along
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assignment.formats import like
 from fmtprop.passes.target import Target

@@ -12,11 +12,9 @@ from functools import partial
 
 import torch
 
+from fmtprop.ir import Graph, Node, TensorType, Value
 from fmtprop.ir.aliasing import is_in_place, is_view
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
 from fmtprop.ir.tensors import Constant
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.build import Draft
 from fmtprop.runtime.constants import (

@@ -10,9 +10,8 @@ from __future__ import annotations
 from functools import lru_cache
 from math import gcd
 
+from fmtprop.ir import Attrs, Node, Role, ports
 from fmtprop.ir.grid import usual_limits
-from fmtprop.ir.node import Attrs, Node
-from fmtprop.ir.ports import Role, ports
 from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.ops.quantization import FakeQuantize
 from fmtprop.passes.target import candidate_of

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from fmtprop import dnnl
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
+from fmtprop.ir import Graph, Node, Value
 from fmtprop.runtime.constants import ConstantStore, any_numbers_do
 from fmtprop.runtime.plan import Access
 from fmtprop.runtime.weights import Numbers, origin_of

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fmtprop.errors import PlanError
+from fmtprop.ir import Graph, Node, Value
 from fmtprop.ir.aliasing import is_in_place, overwrite_hazard, parts_of, storage
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
 from fmtprop.targets.executable import implementation
 
 

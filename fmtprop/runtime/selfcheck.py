@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from fmtprop.errors import PlanError
-from fmtprop.ir.node import Choice, Node
-from fmtprop.ir.ports import result_names
+from fmtprop.ir import Choice, Node, result_names
 from fmtprop.layout import DataType, MemoryDesc, pack, unpack
 from fmtprop.ops.quantization import to_bytes
 from fmtprop.passes.target import candidate_of

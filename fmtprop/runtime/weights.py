@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from fmtprop.errors import PlanError
+from fmtprop.ir import Graph, Value
 from fmtprop.ir.deferred import SMALL_NBYTES, Deferred
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Value
 from fmtprop.ir.tensors import Constant, data_type, torch_dtype
 from fmtprop.layout import MemoryDesc, unpack
 from fmtprop.system.locks import ProcessLock

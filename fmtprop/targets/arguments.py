@@ -6,8 +6,7 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import PlanError
-from fmtprop.ir.node import Node
-from fmtprop.ir.ports import Port, Role, port, ports, result_names
+from fmtprop.ir import Node, Port, Role, port, ports, result_names
 from fmtprop.layout import MemoryDesc
 from fmtprop.targets.scaling import Chain, Stored, chain_of, scaling_of, stored_of
 

@@ -8,8 +8,7 @@ from fmtprop.ir.node import Node
 from fmtprop.jit import DepthwiseKernel, Tail
 from fmtprop.jit.grouped_convolution import Row
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.ops.convolution import Conv
-from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops import Conv, Eltwise
 from fmtprop.passes.assignment.formats import channels_last, plain
 from fmtprop.passes.target import Request
 

@@ -9,10 +9,7 @@ from fmtprop.errors import FormatError
 from fmtprop.ir.node import Node, PostOp
 from fmtprop.jit import GemvKernel, Tail
 from fmtprop.layout import MemoryDesc
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.inner_product import InnerProduct
-from fmtprop.ops.sum import Sum
+from fmtprop.ops import Binary, Eltwise, InnerProduct, Sum
 from fmtprop.passes.assignment.formats import by_columns, even_step, plain
 from fmtprop.passes.target import Request
 

@@ -9,8 +9,7 @@ from fmtprop.jit import GroupedConvolutionKernel, Tail
 from fmtprop.jit.grouped_convolution import Row
 from fmtprop.jit.kernel import isa
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.ops.convolution import Conv
-from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops import Conv, Eltwise
 from fmtprop.passes.assignment.formats import plain
 from fmtprop.passes.target import Request
 

@@ -10,10 +10,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from fmtprop.errors import UnsupportedOpError
-from fmtprop.ir.facets import Bytes
-from fmtprop.ir.grid import Grid
-from fmtprop.ir.node import Node
-from fmtprop.ir.op import loses_special_values, opdef
+from fmtprop.ir import Bytes, Grid, Node, loses_special_values, opdef
 from fmtprop.jit import (
     AverageBytesKernel,
     AverageKernel,
@@ -39,24 +36,15 @@ from fmtprop.jit import (
     offered,
 )
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.ops.attention import Attention
+from fmtprop.ops import Attention, Binary, Conv, DynamicQuantize, Eltwise, Lookup, MatMul, Pooling, Reduction, RmsNorm
 from fmtprop.ops.batch_norm_training import BatchStatistics
-from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import FEW_SUMMANDS, check_summands
-from fmtprop.ops.convolution import Conv
-from fmtprop.ops.dynamic_quantization import DynamicQuantize
-from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.embedding_bag import EmbeddingBag
 from fmtprop.ops.host_call import HostCall, arguments_of
 from fmtprop.ops.inner_product import InnerProduct
-from fmtprop.ops.lookup import Lookup
-from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.matmul_nbits import DecodeNBits, MatMulNBits
 from fmtprop.ops.normalization import BatchNorm, GroupNorm, LayerNorm
-from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.quantization import FakeQuantize
-from fmtprop.ops.reduction import Reduction
-from fmtprop.ops.rms_norm import RmsNorm
 from fmtprop.ops.rotary_embedding import RotaryEmbedding
 from fmtprop.ops.softmax import Softmax
 from fmtprop.passes.assignment.formats import channels_last, dense, even_step, like, plain

@@ -11,15 +11,7 @@ from collections.abc import Callable, Container, Sequence
 
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
-from fmtprop.ops.convolution import Conv
-from fmtprop.ops.deconvolution import Deconv
-from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.normalization import BatchNorm, LayerNorm
-from fmtprop.ops.prelu import Prelu
-from fmtprop.ops.quantization import FakeQuantize
-from fmtprop.ops.recurrent import Recurrent
-from fmtprop.ops.reduction import Reduction
-from fmtprop.ops.reorder import Reorder
+from fmtprop.ops import BatchNorm, Conv, Deconv, Eltwise, FakeQuantize, LayerNorm, Prelu, Recurrent, Reduction, Reorder
 from fmtprop.ops.softmax import Softmax
 from fmtprop.passes.assignment.formats import plain
 from fmtprop.passes.target import Request, is_loop

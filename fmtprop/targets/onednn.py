@@ -13,10 +13,7 @@ from typing import TypeVar
 
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError, FormatError, GraphError, ShapeError, UnsupportedOpError
-from fmtprop.ir.facets import Bytes
-from fmtprop.ir.node import Node
-from fmtprop.ir.op import Lowering, OpDef, Primitive, loses_special_values, opdef
-from fmtprop.ir.ports import ports, result_names
+from fmtprop.ir import Bytes, Lowering, Node, OpDef, Primitive, loses_special_values, opdef, ports, result_names
 from fmtprop.jit import ALONE_NBYTES, CHUNK_NBYTES, Kernel, kernel_for, unavailable
 from fmtprop.layout import DataType, FormatKind, MemoryDesc
 from fmtprop.ops.building import NATIVE_FLOATS

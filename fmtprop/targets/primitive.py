@@ -10,8 +10,7 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError
-from fmtprop.ir.node import Node
-from fmtprop.ir.op import opdef
+from fmtprop.ir import Node, opdef
 from fmtprop.ir.tensors import tensor_type
 from fmtprop.jit import Call, Kernel, Work, on_one_thread
 from fmtprop.layout import MemoryDesc

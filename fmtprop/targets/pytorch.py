@@ -8,15 +8,13 @@ from functools import partial
 import torch
 
 from fmtprop.errors import FmtpropError, PlanError
-from fmtprop.ir.node import Attrs, Node
+from fmtprop.ir import Attrs, Node, result_names
 from fmtprop.ir.op import Category, Reference, opdef
-from fmtprop.ir.ports import result_names
 from fmtprop.ir.post_ops import named_operands
 from fmtprop.ir.tensors import data_type
+from fmtprop.ops import Eltwise, Sum
 from fmtprop.ops.building import Copying
-from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.evaluate import evaluate_node
-from fmtprop.ops.sum import Sum
 from fmtprop.targets.bound import REFUSED, as_planned, failed, shape_differs
 
 

@@ -16,10 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fmtprop.ir.facets import Bytes, Reads
-from fmtprop.ir.node import Node
-from fmtprop.ir.op import Category, opdef
-from fmtprop.ir.ports import result_names
+from fmtprop.ir import Bytes, Category, Node, Reads, opdef, result_names
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.building import several

@@ -17,15 +17,10 @@ from functools import lru_cache
 from math import prod
 
 from fmtprop.errors import UnsupportedOpError
-from fmtprop.ir.facets import Bytes
+from fmtprop.ir import Bytes, Node, linear_of, opdef, result_names
 from fmtprop.ir.grid import Grid, usual_limits
-from fmtprop.ir.node import Node
-from fmtprop.ir.op import linear_of, opdef
-from fmtprop.ir.ports import result_names
 from fmtprop.layout import DataType
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.quantization import FakeQuantize
+from fmtprop.ops import Binary, Eltwise, FakeQuantize
 
 #: data type of each operand and result in memory, by name
 Stored = Mapping[str, DataType]

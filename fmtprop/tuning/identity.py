@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from functools import lru_cache
 
-from fmtprop.ir.node import Node
-from fmtprop.ir.op import opdef
+from fmtprop.ir import Node, opdef
 from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.passes.target import Candidate
 

@@ -39,11 +39,8 @@ from typing import Any
 
 import torch
 
-from fmtprop.ir.node import Node
-from fmtprop.ir.op import opdef
-from fmtprop.ir.ports import result_names
+from fmtprop.ir import Node, TensorType, opdef, result_names
 from fmtprop.ir.tensors import torch_dtype
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Candidate, Target
 from fmtprop.system.machine import last_level_cache_nbytes

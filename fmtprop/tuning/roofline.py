@@ -9,11 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import prod
 
-from fmtprop.ir.facets import Linear
-from fmtprop.ir.node import Attrs, Node, PostOp
-from fmtprop.ir.op import linear_of, opdef
+from fmtprop.ir import Attrs, Linear, Node, PostOp, TensorType, linear_of, opdef
 from fmtprop.ir.post_ops import types_along
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.target import AS_GRADIENT, Candidate
 from fmtprop.tuning import identity

@@ -16,14 +16,9 @@ from onnx import checker, helper
 
 import fmtprop
 from fmtprop.errors import GraphError, UnsupportedOpError
-from fmtprop.ir.exporting import Onnx
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Attrs, Node, PostOp, Value
-from fmtprop.ir.op import opdef
-from fmtprop.ir.ports import result_names
+from fmtprop.ir import Attrs, Graph, Node, Onnx, PostOp, TensorType, Value, opdef, result_names
 from fmtprop.ir.post_ops import named_operands, types_along
 from fmtprop.ir.tensors import materialise, torch_dtype
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.onnx.model.elements import number_of
 from fmtprop.onnx.model.traced import NodesByOp

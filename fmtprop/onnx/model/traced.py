@@ -16,10 +16,8 @@ import torch
 
 from fmtprop.capture.torch_log import held_back
 from fmtprop.errors import UnsupportedOpError
-from fmtprop.ir.node import Node
-from fmtprop.ir.op import opdef
+from fmtprop.ir import Node, TensorType, opdef
 from fmtprop.ir.tensors import torch_dtype
-from fmtprop.ir.types import TensorType
 from fmtprop.onnx.model.writing import OPSET, GraphWriter, read_by
 from fmtprop.system.printable import first_line
 

@@ -13,11 +13,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from fmtprop.errors import FormatError, GraphError, ShapeError, UnsupportedOpError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Choice, Node, Value
-from fmtprop.ir.op import Category, opdef
-from fmtprop.ir.ports import result_names
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Category, Choice, Graph, Node, TensorType, Value, opdef, result_names
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.assignment.formats import dense, describe, plain

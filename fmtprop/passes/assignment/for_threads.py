@@ -12,10 +12,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fmtprop.errors import UnsupportedOpError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Choice, Node, Value
-from fmtprop.ir.ports import result_names
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Choice, Graph, Node, TensorType, Value, result_names
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.assignment.formats import describe

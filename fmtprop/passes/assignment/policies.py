@@ -16,9 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from fmtprop.ir.node import Node
-from fmtprop.ir.op import Category, OpDef
-from fmtprop.ir.ports import Role, port, ports
+from fmtprop.ir import Category, Node, OpDef, Role, port, ports
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assignment.formats import dense, like, plain, unspecified, usual
 from fmtprop.passes.target import free_results

@@ -15,11 +15,7 @@ from math import inf
 from typing import ClassVar
 
 from fmtprop.errors import FormatError, PassError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Choice, Node, Value
-from fmtprop.ir.op import Category, opdef
-from fmtprop.ir.ports import Role, ports, result_names
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Category, Choice, Graph, Node, Role, TensorType, Value, opdef, ports, result_names
 from fmtprop.layout import MemoryDesc
 from fmtprop.layout.parts import in_place_parts
 from fmtprop.ops.concat import Concat

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ir.ports import result_names
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Graph, Node, TensorType, Value, result_names
 from fmtprop.layout import DataType
 
 

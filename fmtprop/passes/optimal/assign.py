@@ -12,8 +12,7 @@ from math import inf
 from typing import ClassVar
 
 from fmtprop.errors import PassError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
+from fmtprop.ir import Graph, Node, Value
 from fmtprop.passes.assignment.assign import AssignFormats
 from fmtprop.passes.optimal.accuracy import growth, too_rough
 from fmtprop.passes.optimal.conversions import cheapest_conversions

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
+from fmtprop.ir import Graph, Node, Value
 from fmtprop.passes.target import Candidate
 
 #: the target of a candidate that has a `Composition` as its handle; no node of a formatted graph has it

@@ -14,16 +14,11 @@ from math import gcd
 from typing import Any
 
 from fmtprop.errors import FmtpropError, UnsupportedOpError
-from fmtprop.ir.graph import Graph
+from fmtprop.ir import OPSET, Category, Graph, Node, TensorType, Value, linear_of, opdef, result_names, sources
 from fmtprop.ir.grid import Grid, usual_limits
-from fmtprop.ir.node import Node, Value
-from fmtprop.ir.op import OPSET, Category, linear_of, opdef
-from fmtprop.ir.ports import result_names, sources
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.layout.parts import in_place_parts
-from fmtprop.ops.concat import Concat
-from fmtprop.ops.quantization import FakeQuantize
+from fmtprop.ops import Concat, FakeQuantize
 from fmtprop.passes.assignment.formats import describe, like, plain
 from fmtprop.passes.optimal.usable_formats import usable_formats
 from fmtprop.passes.optimal.variants import FUSIONS

@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from fmtprop.errors import FmtpropError, UnsupportedOpError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Value
-from fmtprop.ir.ports import result_names
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Graph, TensorType, Value, result_names
 from fmtprop.layout import MemoryDesc
 
 

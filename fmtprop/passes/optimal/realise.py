@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fmtprop.errors import PassError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ir.ports import sources
+from fmtprop.ir import Graph, Node, Value, sources
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.assignment.assign import AssignFormats, Assignment, Placed
 from fmtprop.passes.assignment.formats import describe

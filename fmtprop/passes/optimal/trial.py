@@ -7,13 +7,10 @@ from dataclasses import replace
 from math import inf, prod
 from typing import NamedTuple
 
+from fmtprop.ir import Graph, Node, Role, TensorType, Value, ports
 from fmtprop.ir.deferred import Deferred
-from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
-from fmtprop.ir.node import Node, Value
-from fmtprop.ir.ports import Role, ports
 from fmtprop.ir.tensors import Constant, torch_dtype
-from fmtprop.ir.types import TensorType
 from fmtprop.ir.verify import Stage
 from fmtprop.layout import DataType, FormatKind, MemoryDesc
 from fmtprop.passes.assignment.formats import channels_last

@@ -10,10 +10,7 @@ from collections.abc import Mapping
 from math import prod
 
 from fmtprop.errors import FmtpropError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ir.op import opdef
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Graph, Node, TensorType, Value, opdef
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Target
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
+from fmtprop.ir import Graph, Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.base import Pass
 from fmtprop.passes.optimal.accuracy import MOST_GROWTH

@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ir.op import Category, opdef
-from fmtprop.ir.ports import Role, port
+from fmtprop.ir import Category, Graph, Node, Role, Value, opdef, port
 from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.passes.assignment.formats import plain
 from fmtprop.passes.optimal.composition import COMPOSED

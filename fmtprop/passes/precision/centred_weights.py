@@ -14,17 +14,11 @@ from typing import ClassVar
 
 import torch
 
+from fmtprop.ir import Attrs, Graph, Grid, Node, Value, linear_of
 from fmtprop.ir.deferred import SMALL_NBYTES, Deferred
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.grid import Grid
-from fmtprop.ir.node import Attrs, Node, Value
-from fmtprop.ir.op import linear_of
 from fmtprop.ir.tensors import materialise
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.convolution import Conv
-from fmtprop.ops.inner_product import InnerProduct
-from fmtprop.ops.matmul import MatMul
+from fmtprop.ops import Binary, Conv, InnerProduct, MatMul
 from fmtprop.passes.editing import bypass, insert, new_constant
 from fmtprop.passes.precision.in_bytes import in_bytes
 from fmtprop.passes.precision.mark_grids import grids_of

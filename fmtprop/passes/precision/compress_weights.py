@@ -8,16 +8,12 @@ from typing import Any, ClassVar
 
 import torch
 
+from fmtprop.ir import Graph, Node, TensorType, Value
 from fmtprop.ir.deferred import Deferred
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
 from fmtprop.ir.tensors import materialise
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
-from fmtprop.ops.inner_product import InnerProduct
-from fmtprop.ops.matmul import MatMul
+from fmtprop.ops import InnerProduct, MatMul, Reshape
 from fmtprop.ops.matmul_nbits import CODES, MatMulNBits, encoded, row_blocks
-from fmtprop.ops.view_attrs import Reshape
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, insert, is_constant, new_constant
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
+from fmtprop.ir import Graph, Node
 from fmtprop.layout import DataType
-from fmtprop.ops.matmul import MatMul
-from fmtprop.ops.matmul_nbits import DecodeNBits, MatMulNBits
-from fmtprop.ops.reorder import Reorder
-from fmtprop.ops.view_attrs import Permute, Reshape
+from fmtprop.ops import DecodeNBits, MatMul, MatMulNBits, Permute, Reorder, Reshape
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, insert
 from fmtprop.passes.target import Target, is_optimized

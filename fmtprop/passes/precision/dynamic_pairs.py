@@ -11,16 +11,10 @@ from typing import ClassVar
 
 import torch
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
+from fmtprop.ir import Graph, Node, Value
 from fmtprop.layout import DataType
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.dynamic_quantization import DynamicQuantize
+from fmtprop.ops import Binary, Dequantize, DynamicQuantize, InnerProduct, MatMul, Quantize, Reshape
 from fmtprop.ops.host_call import HostCall, arguments_of
-from fmtprop.ops.inner_product import InnerProduct
-from fmtprop.ops.matmul import MatMul
-from fmtprop.ops.quantization import Dequantize, Quantize
-from fmtprop.ops.view_attrs import Reshape
 from fmtprop.passes.editing import bypass, insert, new_constant, shown
 
 #: call that finds scale and zero point -> whether the zero point is 0

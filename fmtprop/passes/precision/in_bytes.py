@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fmtprop.ir.facets import Bytes
-from fmtprop.ir.node import Node
-from fmtprop.ir.op import opdef
-from fmtprop.ir.ports import result_names
+from fmtprop.ir import Bytes, Node, opdef, result_names
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.target import Request
 

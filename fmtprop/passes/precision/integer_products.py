@@ -11,13 +11,10 @@ from typing import ClassVar
 
 import torch
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
+from fmtprop.ir import Graph, Node, Value
 from fmtprop.layout import DataType
+from fmtprop.ops import Dequantize, MatMul, Reshape
 from fmtprop.ops.host_call import CallOperand, HostCall, arguments_of, is_conversion
-from fmtprop.ops.matmul import MatMul
-from fmtprop.ops.quantization import Dequantize
-from fmtprop.ops.view_attrs import Reshape
 from fmtprop.passes.editing import bypass, constant, insert, new_constant
 from fmtprop.passes.precision.mark_grids import LIMITS
 from fmtprop.passes.rewrites.remove_identities import RemoveIdentities

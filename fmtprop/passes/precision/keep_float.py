@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fmtprop.errors import OptionError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.quantization import FakeQuantize, Quantize
+from fmtprop.ir import Graph, Node, Value
+from fmtprop.ops import Eltwise, FakeQuantize, Quantize
 from fmtprop.passes.editing import insert
 from fmtprop.passes.precision.mark_grids import keeps_numbers
 from fmtprop.passes.target import is_named

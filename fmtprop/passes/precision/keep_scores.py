@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
+from fmtprop.ir import Graph, Node, Value
 from fmtprop.layout import DataType
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.softmax import Softmax
+from fmtprop.ops import Binary, Eltwise, Softmax
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import own_producer, way_from_compute
 

@@ -5,15 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ir.op import Category, OpDef, opdef
-from fmtprop.ir.ports import Role, ports
+from fmtprop.ir import Category, Graph, Node, OpDef, Role, Value, opdef, ports
 from fmtprop.layout import DataType
-from fmtprop.ops.attention import Attention
-from fmtprop.ops.building import emit
-from fmtprop.ops.matmul_nbits import MatMulNBits
-from fmtprop.ops.reorder import Reorder
+from fmtprop.ops import Attention, MatMulNBits, Reorder, emit
 from fmtprop.passes.editing import shown, unused_name, way_from_compute
 from fmtprop.passes.precision.wide import is_compute, wide_values
 from fmtprop.passes.rewrites.few_rows import is_of_few_rows

@@ -11,9 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ir.op import Category, opdef
+from fmtprop.ir import Category, Graph, Node, Value, opdef
 from fmtprop.ir.tensors import Constant, materialise
 
 #: numbers of larger constants are not examined

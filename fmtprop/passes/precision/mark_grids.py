@@ -11,16 +11,11 @@ from typing import ClassVar
 
 import torch
 
-from fmtprop.ir.facets import Bytes
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.grid import Grid
+from fmtprop.ir import Bytes, Category, Graph, Grid, linear_of, opdef, result_names
 from fmtprop.ir.node import NO_GRIDS, Node, Value
-from fmtprop.ir.op import Category, linear_of, opdef
-from fmtprop.ir.ports import result_names
 from fmtprop.layout import DataType
-from fmtprop.ops.dynamic_quantization import DynamicQuantize
+from fmtprop.ops import Dequantize, DynamicQuantize, FakeQuantize
 from fmtprop.ops.evaluate import evaluate_node
-from fmtprop.ops.quantization import Dequantize, FakeQuantize
 from fmtprop.passes.editing import constant, viewed_grid
 
 

@@ -8,17 +8,13 @@ from typing import ClassVar
 import torch
 
 from fmtprop.errors import GraphError, ScaleError, ShapeError
+from fmtprop.ir import Graph, Grid, Node, TensorType, Value
 from fmtprop.ir.deferred import SMALL_NBYTES, Deferred
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.grid import Grid
-from fmtprop.ir.node import Node, Value
 from fmtprop.ir.tensors import materialise
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.ops.dynamic_quantization import DynamicQuantize
+from fmtprop.ops import Dequantize, DynamicQuantize, FakeQuantize, Quantize
 from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.host_call import is_conversion
-from fmtprop.ops.quantization import Dequantize, FakeQuantize, Quantize
 from fmtprop.passes.editing import bypass, constant, insert, is_constant, new_constant
 from fmtprop.passes.precision.mark_grids import LIMITS, grids_of, keeps_numbers, scale_and_zero, scales_and_zeros
 

@@ -9,17 +9,12 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
+from fmtprop.ir import Graph, Node, Value
 from fmtprop.layout import DataType
-from fmtprop.ops.building import emit
+from fmtprop.ops import Dequantize, FakeQuantize, InnerProduct, MatMul, Reorder, emit
 from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.host_call import host_call
-from fmtprop.ops.inner_product import InnerProduct
-from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.matmul_nbits import MatMulNBits, packed, row_blocks
-from fmtprop.ops.quantization import Dequantize, FakeQuantize
-from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import constant, new_constant, shown
 from fmtprop.passes.precision.compress_weights import LEAST_SIZE, multiply_codes

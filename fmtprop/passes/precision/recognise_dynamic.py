@@ -13,17 +13,12 @@ from typing import ClassVar
 
 import torch
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ir.op import opdef
+from fmtprop.ir import Graph, Node, Value, opdef
 from fmtprop.layout import DataType
-from fmtprop.ops.binary import Binary
+from fmtprop.ops import Binary, Eltwise, Reduction, Reshape
 from fmtprop.ops.dynamic_quantization import DynamicQuantize, rounded
-from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.host_call import HostCall, arguments_of, is_conversion, is_elementwise
-from fmtprop.ops.reduction import Reduction
-from fmtprop.ops.view_attrs import Reshape
 from fmtprop.passes.editing import bypass, constant, insert, shown
 from fmtprop.passes.precision.mark_grids import LIMITS
 

@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
-from fmtprop.ops.inner_product import InnerProduct
-from fmtprop.ops.matmul import MatMul
-from fmtprop.ops.view_attrs import Reshape
+from fmtprop.ir import Graph, Node
+from fmtprop.ops import InnerProduct, MatMul, Reshape
 from fmtprop.passes.editing import bypass, insert, is_constant, viewed_constant
 from fmtprop.passes.precision.mark_grids import grids_of
 

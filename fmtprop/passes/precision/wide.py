@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ir.op import Category, opdef
+from fmtprop.ir import Category, Graph, Node, Value, opdef
 from fmtprop.layout import DataType
 from fmtprop.passes.editing import constant, is_constant
 

@@ -9,13 +9,8 @@ from typing import ClassVar
 
 import torch
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ir.op import Category, opdef
-from fmtprop.ops.concat import Concat
-from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.normalization import BatchNorm
-from fmtprop.ops.quantization import FakeQuantize
+from fmtprop.ir import Category, Graph, Node, Value, opdef
+from fmtprop.ops import BatchNorm, Concat, Eltwise, FakeQuantize
 from fmtprop.passes.editing import is_constant, only_reader, viewed_constant
 from fmtprop.passes.precision.mark_grids import is_rounded
 

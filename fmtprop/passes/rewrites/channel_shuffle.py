@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
-from fmtprop.ops.shuffle import Shuffle
-from fmtprop.ops.view_attrs import Permute
+from fmtprop.ir import Graph, Node
+from fmtprop.ops import Permute, Shuffle
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, insert, source_of
 

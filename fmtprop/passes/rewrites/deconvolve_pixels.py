@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
-from fmtprop.ops.deconvolution import Deconv
-from fmtprop.ops.matmul import MatMul
-from fmtprop.ops.view_attrs import Reshape
+from fmtprop.ir import Graph, Node
+from fmtprop.ops import Deconv, MatMul, Reshape
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, constant, insert, is_constant, new_constant, viewed_constant
 

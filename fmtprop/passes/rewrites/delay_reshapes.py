@@ -5,13 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ir.op import Category, opdef
-from fmtprop.ir.types import TensorType
-from fmtprop.ops.normalization import GroupNorm
-from fmtprop.ops.quantization import FakeQuantize
-from fmtprop.ops.view_attrs import Reshape
+from fmtprop.ir import Category, Graph, Node, TensorType, Value, opdef
+from fmtprop.ops import FakeQuantize, GroupNorm, Reshape
 from fmtprop.passes.editing import bypass, insert, only_reader
 
 

@@ -8,12 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ops.attention import Attention
-from fmtprop.ops.concat import Concat
-from fmtprop.ops.softmax import Softmax
-from fmtprop.ops.view_attrs import Permute, Reshape
+from fmtprop.ir import Graph, Node, Value
+from fmtprop.ops import Attention, Concat, Permute, Reshape, Softmax
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, constant, insert, is_constant, only_reader
 from fmtprop.passes.rewrites.few_rows import repeated_matrix

@@ -6,12 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.concat import Concat
-from fmtprop.ops.matmul import MatMul
-from fmtprop.ops.view_attrs import Expand, Permute, Reshape
+from fmtprop.ir import Graph, Node, Value
+from fmtprop.ops import Binary, Concat, Expand, MatMul, Permute, Reshape
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, insert, only_reader, shown, window
 

@@ -8,15 +8,10 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
+from fmtprop.ir import Graph, Linear, Node, Value, linear_of
 from fmtprop.ir.deferred import Deferred
-from fmtprop.ir.facets import Linear
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ir.op import linear_of
 from fmtprop.ir.tensors import is_fresh, materialise, torch_dtype
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.normalization import BatchNorm
+from fmtprop.ops import BatchNorm, Binary, Eltwise
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, constant, is_constant, new_constant, only_reader
 

@@ -9,9 +9,8 @@ from typing import ClassVar
 import torch
 
 from fmtprop.errors import GraphError
+from fmtprop.ir import Graph, Node, Value
 from fmtprop.ir.aliasing import is_view
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
 from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, constant, is_constant, new_constant, viewed_constant

@@ -7,11 +7,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Attrs, Node
-from fmtprop.ops.convolution import Conv
-from fmtprop.ops.pad import Pad
-from fmtprop.ops.pooling import Pooling
+from fmtprop.ir import Attrs, Graph, Node
+from fmtprop.ops import Conv, Pad, Pooling
 from fmtprop.passes.base import NodePass
 
 

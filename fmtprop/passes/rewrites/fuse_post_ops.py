@@ -6,15 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from fmtprop.ir import Attrs, Graph, Node, PostOp, Value, linear_of, loses_special_values, opdef, post_op_operand
 from fmtprop.ir.aliasing import aliases, overwrite_hazard, storage
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Attrs, Node, PostOp, Value, post_op_operand
-from fmtprop.ir.op import linear_of, loses_special_values, opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
+from fmtprop.ops import FakeQuantize, Sum
 from fmtprop.ops.binary import COMMUTATIVE, Binary
-from fmtprop.ops.quantization import FakeQuantize
-from fmtprop.ops.sum import Sum
 from fmtprop.passes.editing import bypass, is_constant, only_reader
 from fmtprop.passes.precision.mark_grids import is_rounded, keeps_numbers
 from fmtprop.passes.target import Target, is_optimized

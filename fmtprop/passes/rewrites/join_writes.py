@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
+from fmtprop.ir import Graph, Node, Value
+from fmtprop.ops import Concat, HostCall, Reshape
 from fmtprop.ops.building import is_native
-from fmtprop.ops.concat import Concat
-from fmtprop.ops.host_call import HostCall
-from fmtprop.ops.view_attrs import Reshape
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, insert, only_reader, window
 

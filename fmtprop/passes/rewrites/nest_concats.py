@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Attrs, Node, Value
+from fmtprop.ir import Attrs, Graph, Node, Value
 from fmtprop.layout import DataType
 from fmtprop.passes.editing import bypass
 

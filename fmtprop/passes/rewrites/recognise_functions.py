@@ -9,13 +9,10 @@ from typing import ClassVar
 
 import torch
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Attrs, Node, Value
-from fmtprop.ir.op import opdef
+from fmtprop.ir import Attrs, Graph, Node, Value, opdef
 from fmtprop.layout import DataType
-from fmtprop.ops.building import emit
+from fmtprop.ops import HostCall, emit
 from fmtprop.ops.eltwise import FUNCTIONS, Eltwise
-from fmtprop.ops.host_call import HostCall
 from fmtprop.passes.editing import bypass
 
 #: most steps of a function: GELU by hyperbolic tangent takes eight

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ops.normalization import GroupNorm
-from fmtprop.ops.quantization import FakeQuantize
-from fmtprop.ops.view_attrs import Reshape
+from fmtprop.ir import Graph, Node, Value
+from fmtprop.ops import FakeQuantize, GroupNorm, Reshape
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, constant, insert, new_constant, only_reader
 

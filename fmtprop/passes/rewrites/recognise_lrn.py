@@ -5,13 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.lrn import Lrn
-from fmtprop.ops.pad import Pad
-from fmtprop.ops.pooling import Pooling
+from fmtprop.ir import Graph, Node, Value
+from fmtprop.ops import Binary, Eltwise, Lrn, Pad, Pooling
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, insert, is_square, own_producer, source_of
 

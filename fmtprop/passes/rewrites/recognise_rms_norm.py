@@ -5,12 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.reduction import Reduction
-from fmtprop.ops.rms_norm import RmsNorm
+from fmtprop.ir import Graph, Node, Value
+from fmtprop.ops import Binary, Eltwise, Reduction, RmsNorm
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, insert, is_constant, is_square, only_reader, own_producer, viewed_constant
 

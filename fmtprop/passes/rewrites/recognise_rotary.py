@@ -6,14 +6,9 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import ClassVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
+from fmtprop.ir import Graph, Node, Value
 from fmtprop.layout import DataType
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.concat import Concat
-from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.rotary_embedding import RotaryEmbedding
-from fmtprop.ops.view_attrs import Permute, Reshape, Slice
+from fmtprop.ops import Binary, Concat, Eltwise, Permute, Reshape, RotaryEmbedding, Slice
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, insert, own_producer
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from fmtprop.ir import Graph, Node, PostOp
 from fmtprop.ir.aliasing import overwrite_hazard
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, PostOp
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.sum import Sum
+from fmtprop.ops import Binary, Sum
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ir.op import Category, opdef
+from fmtprop.ir import Category, Graph, Node, Value, opdef
 from fmtprop.ir.verify import is_identity_view
-from fmtprop.ops.concat import Concat
-from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.sum import Sum
-from fmtprop.ops.view_attrs import Permute, Reshape
+from fmtprop.ops import Concat, Eltwise, Permute, Reshape, Sum
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass
 

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import ClassVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
+from fmtprop.ir import Graph, Node
 from fmtprop.layout import DataType
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.building import emit
-from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops import Binary, Eltwise, emit
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, constant
 

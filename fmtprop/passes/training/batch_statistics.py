@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
+from fmtprop.ir import Graph, Node, Value
+from fmtprop.ops import Eltwise, LayerNorm
 from fmtprop.ops.batch_norm_training import BatchStatistics
-from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.normalization import LayerNorm
 from fmtprop.passes.base import NodePass
 
 

@@ -11,10 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.view_attrs import Slice
+from fmtprop.ir import Graph, Node, Value
+from fmtprop.ops import Binary, Slice
 from fmtprop.passes.editing import bypass, only_reader, window
 
 

@@ -11,13 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ops.binary import Binary
+from fmtprop.ir import Graph, Node, Value
+from fmtprop.ops import Binary, Concat, HostCall, Reshape
 from fmtprop.ops.building import is_native
-from fmtprop.ops.concat import Concat
-from fmtprop.ops.host_call import HostCall
-from fmtprop.ops.view_attrs import Reshape
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, insert, only_reader
 

@@ -10,15 +10,9 @@ from math import inf
 
 import torch
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
+from fmtprop.ir import Graph, Node, Value
 from fmtprop.ir.tensors import materialise, torch_dtype
-from fmtprop.ops.attention import Attention
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.matmul import MatMul
-from fmtprop.ops.softmax import Softmax
-from fmtprop.ops.sum import Sum
+from fmtprop.ops import Attention, Binary, Eltwise, MatMul, Softmax, Sum
 from fmtprop.passes.editing import own_producer
 from fmtprop.passes.variants.depthwise_fusion import Fused
 

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, PostOp, Value, post_op_operand
-from fmtprop.ir.types import TensorType
+from fmtprop.ir import Graph, Node, PostOp, TensorType, Value, post_op_operand
+from fmtprop.ops import Conv, Eltwise
 from fmtprop.ops.building import is_native
-from fmtprop.ops.convolution import Conv
-from fmtprop.ops.eltwise import Eltwise
 
 #: kernel, padding and strides of oneDNN's fused code
 _KERNEL, _PADDING, _STRIDES = 3, 1, (1, 2)

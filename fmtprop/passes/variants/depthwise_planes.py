@@ -15,13 +15,9 @@ from typing import ClassVar
 import torch
 
 from fmtprop.errors import GraphError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, PostOp, Value
+from fmtprop.ir import Graph, Node, PostOp, Value
 from fmtprop.ir.tensors import torch_dtype
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.concat import Concat
-from fmtprop.ops.convolution import Conv
-from fmtprop.ops.view_attrs import Permute, Reshape, Slice
+from fmtprop.ops import Binary, Concat, Conv, Permute, Reshape, Slice
 from fmtprop.passes.variants.expand import ExpandingPass, Expansion, has_constant_parameters, is_f32
 
 #: most columns of padding that all kernels take: `jit_dw` pads at most one block of columns, of 4 on AVX2

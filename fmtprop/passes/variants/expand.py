@@ -9,15 +9,11 @@ from typing import ClassVar
 
 import torch
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Attrs, Node, PostOp, Value, post_op_operand
+from fmtprop.ir import Attrs, Graph, Node, PostOp, Role, Value, ports, post_op_operand
 from fmtprop.ir.op import op_of, opdef
-from fmtprop.ir.ports import Role, ports
 from fmtprop.ir.tensors import tensor_type
 from fmtprop.layout import DataType
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.building import emit
-from fmtprop.ops.view_attrs import Permute, Reshape, Slice
+from fmtprop.ops import Binary, Permute, Reshape, Slice, emit
 from fmtprop.passes.editing import unused_name
 
 

@@ -14,13 +14,9 @@ from typing import ClassVar
 import torch
 
 from fmtprop.errors import GraphError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
-from fmtprop.ir.ports import Role, ports
+from fmtprop.ir import Graph, Node, Role, ports
 from fmtprop.ir.tensors import torch_dtype
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.convolution import Conv
-from fmtprop.ops.view_attrs import Reshape
+from fmtprop.ops import Binary, Conv, Reshape
 from fmtprop.passes.variants.expand import ExpandingPass, Expansion, has_constant_parameters
 
 #: most groups that are merged into one; the number of products grows by this factor

@@ -12,13 +12,8 @@ from typing import ClassVar
 import torch
 
 from fmtprop.errors import GraphError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.convolution import Conv
-from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.normalization import BatchNorm
-from fmtprop.ops.view_attrs import Reshape
+from fmtprop.ir import Graph, Node
+from fmtprop.ops import BatchNorm, Binary, Conv, Eltwise, Reshape
 from fmtprop.passes.rewrites.fold_batch_norm import batch_norm_affine
 from fmtprop.passes.variants.expand import ExpandingPass, Expansion, has_constant_parameters, is_f32
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
-from fmtprop.ir.ports import result_names
+from fmtprop.ir import Graph, Node, Value, result_names
 from fmtprop.ops.batch_norm_training import BatchStatistics
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.eltwise_backward import EltwiseGradient

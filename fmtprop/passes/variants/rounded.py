@@ -5,10 +5,7 @@ Owns the pairs. Must not know whether there is a kernel for both: the target has
 
 from __future__ import annotations
 
-from fmtprop.ir.facets import Bytes
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, PostOp
-from fmtprop.ir.op import opdef
+from fmtprop.ir import Bytes, Graph, Node, PostOp, opdef
 from fmtprop.ops.quantization import FakeQuantize
 from fmtprop.passes.editing import only_reader
 from fmtprop.passes.variants.depthwise_fusion import Fused

@@ -11,12 +11,9 @@ from math import prod
 from typing import ClassVar, NamedTuple
 
 from fmtprop.errors import GraphError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
+from fmtprop.ir import Graph, Node, Value
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.convolution import Conv
-from fmtprop.ops.view_attrs import Permute, Reshape
+from fmtprop.ops import Binary, Conv, Permute, Reshape
 from fmtprop.passes.editing import only_reader
 from fmtprop.passes.variants.expand import ExpandingPass, Expansion
 

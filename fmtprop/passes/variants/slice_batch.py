@@ -10,13 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Attrs, Node, Value
-from fmtprop.ir.op import opdef
-from fmtprop.ir.ports import Role, ports
-from fmtprop.ops.building import emit
-from fmtprop.ops.concat import Concat
-from fmtprop.ops.view_attrs import Slice
+from fmtprop.ir import Attrs, Graph, Node, Role, Value, opdef, ports
+from fmtprop.ops import Concat, Slice, emit
 from fmtprop.passes.editing import unused_name
 from fmtprop.system.machine import last_level_cache_nbytes
 

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.grid import Grid
+from fmtprop.ir import Graph, Grid, opdef, result_names
 from fmtprop.ir.node import NO_GRIDS, Node, Value
-from fmtprop.ir.op import opdef
-from fmtprop.ir.ports import result_names
 from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.host_call import HostCall, is_elementwise
 from fmtprop.ops.lookup import Lookup, numbers_of

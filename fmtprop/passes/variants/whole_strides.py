@@ -11,10 +11,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fmtprop.errors import GraphError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
-from fmtprop.ops.deconvolution import Deconv
-from fmtprop.ops.view_attrs import Slice
+from fmtprop.ir import Graph, Node
+from fmtprop.ops import Deconv, Slice
 from fmtprop.passes.variants.expand import ExpandingPass, Expansion, has_constant_parameters
 
 

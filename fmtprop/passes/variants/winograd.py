@@ -26,14 +26,8 @@ from typing import ClassVar
 import torch
 
 from fmtprop.errors import GraphError
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, PostOp, Value
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.concat import Concat
-from fmtprop.ops.convolution import Conv
-from fmtprop.ops.convolution_backward import ConvGradient
-from fmtprop.ops.matmul import MatMul
-from fmtprop.ops.view_attrs import Permute, Reshape, Slice
+from fmtprop.ir import Graph, Node, PostOp, Value
+from fmtprop.ops import Binary, Concat, Conv, ConvGradient, MatMul, Permute, Reshape, Slice
 from fmtprop.passes.variants.expand import ExpandingPass, Expansion, has_varying_source, is_f32
 
 #: products of a tile -> points at which its polynomials are evaluated, in addition to infinity. A search found them to

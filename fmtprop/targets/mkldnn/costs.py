@@ -8,8 +8,7 @@ from math import inf, prod
 
 import torch
 
-from fmtprop.ir.node import Node
-from fmtprop.ir.op import linear_of
+from fmtprop.ir import Node, linear_of
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Candidate
 from fmtprop.targets.mkldnn.formats import is_opaque

@@ -12,14 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import FmtpropError
-from fmtprop.ir.node import Node
-from fmtprop.ir.ports import result_names
+from fmtprop.ir import Node, TensorType, result_names
 from fmtprop.ir.tensors import torch_dtype
-from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
+from fmtprop.ops import BatchNorm, Pooling
 from fmtprop.ops.evaluate import evaluate_node
-from fmtprop.ops.normalization import BatchNorm
-from fmtprop.ops.pooling import Pooling
 from fmtprop.passes.assignment.formats import plain
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.mkldnn.function import TorchFunction

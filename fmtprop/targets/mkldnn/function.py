@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fmtprop.ir.node import Node
-from fmtprop.ir.op import opdef
-from fmtprop.ir.ports import result_names
+from fmtprop.ir import Node, opdef, result_names
 from fmtprop.targets.bound import Bound, OwnStream, Place
 from fmtprop.targets.executable import Executable, Implementation, Provider
 from fmtprop.targets.memory import laid_out

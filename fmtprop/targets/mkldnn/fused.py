@@ -15,14 +15,10 @@ from typing import Any
 
 import torch
 
-from fmtprop.ir.node import Attrs, Node
-from fmtprop.ir.ports import Role, port
+from fmtprop.ir import Attrs, Node, Role, port
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.ops.convolution import Conv
-from fmtprop.ops.deconvolution import Deconv
-from fmtprop.ops.inner_product import InnerProduct
-from fmtprop.ops.matmul import MatMul
+from fmtprop.ops import Conv, Deconv, InnerProduct, MatMul
 from fmtprop.passes.assignment.formats import channels_last, plain
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.memory import copied

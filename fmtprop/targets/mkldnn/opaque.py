@@ -13,15 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from fmtprop.ir.node import Attrs, Node
-from fmtprop.ir.ports import result_names, sources
+from fmtprop.ir import Attrs, Node, result_names, sources
 from fmtprop.layout import MemoryDesc
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.pooling import Pooling
-from fmtprop.ops.prelu import Prelu
-from fmtprop.ops.softmax import Softmax
-from fmtprop.ops.sum import Sum
+from fmtprop.ops import Binary, Eltwise, Pooling, Prelu, Softmax, Sum
 from fmtprop.passes.assignment.formats import plain
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.mkldnn.dense import batch_norm

@@ -12,8 +12,7 @@ from functools import cached_property
 
 import torch
 
-from fmtprop.ir.node import Node
-from fmtprop.ir.ports import result_names
+from fmtprop.ir import Node, result_names
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.recurrent import LSTM, Recurrent
 from fmtprop.passes.target import Candidate, Request

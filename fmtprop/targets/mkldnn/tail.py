@@ -12,10 +12,8 @@ import torch
 
 from fmtprop.ir.node import PostOp
 from fmtprop.layout import MemoryDesc
-from fmtprop.ops.binary import Binary
-from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops import Binary, Eltwise, Sum
 from fmtprop.ops.evaluate import apply_post_op
-from fmtprop.ops.sum import Sum
 from fmtprop.targets.mkldnn.dispatcher import accepts_unary
 
 _SIXTH = 1 / 6

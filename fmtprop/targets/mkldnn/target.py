@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
-from fmtprop.ir.node import Node
-from fmtprop.ir.op import linear_of
+from fmtprop.ir import Node, linear_of
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.assignment.formats import channels_last, plain
