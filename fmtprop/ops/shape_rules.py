@@ -218,7 +218,12 @@ def _gather(src: Tensor, axis: int, index: Tensor, *, sparse_grad: bool = False)
 def _reduction(
     src: Tensor, axes: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Dims:
-    if not _floats(src) or dtype is not None or not axes or any(not -src.ndim <= axis < src.ndim for axis in axes):
+    return _along(src, axes, keepdim) if _floats(src) and dtype is None and axes else None
+
+
+def _along(src: Tensor, axes: Sequence[int] | None, keepdim: bool) -> Dims:
+    """Return the shape of what a reduction along axes leaves."""
+    if not axes or not src.numel() or any(not -src.ndim <= axis < src.ndim for axis in axes):
         return None
     gone = {axis % src.ndim for axis in axes}
     if len(gone) != len(axes) or not _in_order(src, [axis for axis in range(src.ndim) if axis not in gone]):
@@ -230,9 +235,82 @@ def _extremum(src: Tensor, axes: Sequence[int] = (), keepdim: bool = False) -> D
     return _reduction(src, axes or range(src.ndim), keepdim) if src.ndim else None
 
 
-def _upsampling(src: Tensor, size: Sequence[int] | None, *_: Any) -> Dims:
-    fits = _usual(src) and size is not None and src.ndim == 4 and len(size) == 2 and min(size) > 0
-    return [*src.shape[:2], *size] if fits and size is not None else None
+def _upsampling(axes: int) -> Callable[..., Dims]:
+    def rule(src: Tensor, size: Sequence[int] | None, *others: Any) -> Dims:
+        scales = others[-1]
+        if size is None and scales is not None and len(scales) == axes and src.ndim == axes + 2:
+            size = [int(one * scale) for one, scale in zip(src.shape[2:], scales, strict=True)]
+        fits = _usual(src) and size is not None and src.ndim == len(size) + 2 == axes + 2 and min(size) > 0
+        return [*src.shape[:2], *size] if fits and size is not None else None
+
+    return rule
+
+
+def _grid_sampler(src: Tensor, grid: Tensor, *_: Any) -> Dims:
+    fits = _usual(src, grid) and src.ndim == grid.ndim == 4 and src.shape[0] == grid.shape[0] and grid.shape[3] == 2
+    return [*src.shape[:2], *grid.shape[1:3]] if fits and grid.numel() else None
+
+
+def _flip(src: Tensor, axes: Sequence[int]) -> Dims:
+    found = {axis % src.ndim for axis in axes if -src.ndim <= axis < src.ndim}
+    return list(src.shape) if src.is_contiguous() and len(found) == len(axes) else None
+
+
+def _triangle(src: Tensor, diagonal: int = 0) -> Dims:
+    return list(src.shape) if src.is_contiguous() and src.ndim > 1 else None
+
+
+def _scatter(src: Tensor, axis: int, index: Tensor, values: Any, **_: Any) -> Dims:
+    others = [values] if isinstance(values, Tensor) else []
+    if not src.is_contiguous() or index.dtype != torch.int64 or not -src.ndim <= axis < src.ndim:
+        return None
+    if any(one.dtype != src.dtype for one in others) or any(one.ndim != src.ndim for one in (index, *others)):
+        return None
+    bounds = zip(index.shape, src.shape, *(one.shape for one in others), strict=True)
+    fits = all(
+        one <= min((*most[:1], *most)[at == axis % src.ndim :], default=one) for at, (one, *most) in enumerate(bounds)
+    )
+    return list(src.shape) if fits and index.numel() else None
+
+
+def _index_put(src: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Dims:
+    # PyTorch's function in Python takes no axis without an index
+    dims = _index(src, indices) if values.dtype == src.dtype and all(isinstance(at, Tensor) for at in indices) else None
+    try:
+        fits = dims is not None and together([dims, values.shape]) == dims
+    except ValueError:
+        return None
+    return list(src.shape) if fits else None
+
+
+def _stack(tensors: Sequence[Tensor], axis: int = 0) -> Dims:
+    if not tensors or any(one.shape != tensors[0].shape or one.dtype != tensors[0].dtype for one in tensors):
+        return None
+    if not all(one.is_contiguous() for one in tensors) or not -tensors[0].ndim - 1 <= axis <= tensors[0].ndim:
+        return None
+    dims = list(tensors[0].shape)
+    dims.insert(axis % (len(dims) + 1), len(tensors))
+    return dims
+
+
+def _histogram(src: Tensor, bins: int = 100, *_: Any, **__: Any) -> Dims:
+    return [bins] if src.is_floating_point() and bins > 0 else None
+
+
+def _position(src: Tensor, axis: int | None = None, keepdim: bool = False) -> Dims:
+    return _along(src, range(src.ndim) if axis is None else [axis], keepdim)
+
+
+def _truth(src: Tensor, axes: int | Sequence[int] = (), keepdim: bool = False) -> Dims:
+    return _along(src, [axes] if isinstance(axes, int) else axes or range(src.ndim), keepdim)
+
+
+def _norm(src: Tensor, order: float = 2, axes: Sequence[int] | None = None, keepdim: bool = False, **_: Any) -> Dims:
+    return _reduction(src, axes or range(src.ndim), keepdim) if src.ndim and not _ else None
+
+
+def _variance(src: Tensor, axes: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False) -> Dims:
+    return _reduction(src, axes or range(src.ndim), keepdim) if src.ndim else None
 
 
 def _cat(tensors: Sequence[Tensor], axis: int = 0) -> Dims:
@@ -287,7 +365,8 @@ def _reshape(src: Tensor, dims: Sequence[int]) -> Dims:
 
 _ATEN = torch.ops.aten
 
-#: the rules, by overload; a result has the type of the first operand or of its tensors, and is dense and row-major
+#: the rules, by overload; a result has the type of the first operand or of its tensors, or one of TYPES, and is dense
+#: and row-major
 RULES: dict[Any, Callable[..., Dims]] = {
     _ATEN.conv1d.default: _convolution(1),
     _ATEN.conv2d.default: _convolution(2),
@@ -306,8 +385,37 @@ RULES: dict[Any, Callable[..., Dims]] = {
     _ATEN.sum.dim_IntList: _reduction,
     _ATEN.amax.default: _extremum,
     _ATEN.amin.default: _extremum,
-    _ATEN.upsample_nearest2d.vec: _upsampling,
-    _ATEN.upsample_bilinear2d.vec: _upsampling,
+    _ATEN.upsample_nearest1d.vec: _upsampling(1),
+    _ATEN.upsample_nearest2d.vec: _upsampling(2),
+    _ATEN.upsample_nearest3d.vec: _upsampling(3),
+    _ATEN._upsample_nearest_exact2d.vec: _upsampling(2),
+    _ATEN.upsample_linear1d.vec: _upsampling(1),
+    _ATEN.upsample_bilinear2d.vec: _upsampling(2),
+    _ATEN.upsample_trilinear3d.vec: _upsampling(3),
+    _ATEN.upsample_bicubic2d.vec: _upsampling(2),
+    _ATEN._upsample_bilinear2d_aa.vec: _upsampling(2),
+    _ATEN._upsample_bicubic2d_aa.vec: _upsampling(2),
+    _ATEN.grid_sampler.default: _grid_sampler,
+    _ATEN.grid_sampler_2d.default: _grid_sampler,
+    _ATEN.flip.default: _flip,
+    _ATEN.tril.default: _triangle,
+    _ATEN.triu.default: _triangle,
+    _ATEN.scatter.src: _scatter,
+    _ATEN.scatter.value: _scatter,
+    _ATEN.scatter_add.default: _scatter,
+    _ATEN.index_put.default: _index_put,
+    _ATEN.stack.default: _stack,
+    _ATEN.histc.default: _histogram,
+    _ATEN.argmax.default: _position,
+    _ATEN.argmin.default: _position,
+    _ATEN.any.default: _truth,
+    _ATEN.any.dim: _truth,
+    _ATEN.all.default: _truth,
+    _ATEN.all.dim: _truth,
+    _ATEN.linalg_vector_norm.default: _norm,
+    _ATEN.logsumexp.default: _reduction,
+    _ATEN.var.correction: _variance,
+    _ATEN.std.correction: _variance,
     _ATEN.softmax.int: _softmax,
     _ATEN.log_softmax.int: _softmax,
     _ATEN.batch_norm.default: _batch_norm,
@@ -340,10 +448,31 @@ def _recurrent(
     return [whole, *(list(one.shape) for one in states)]
 
 
-#: rules of calls with several results, each of the first operand's type
+def _sorted(src: Tensor, axis: int = -1, descending: bool = False) -> list[list[int]] | None:
+    fits = src.is_contiguous() and src.numel() and -src.ndim <= axis < src.ndim
+    return [list(src.shape)] * 2 if fits else None
+
+
+def _best(src: Tensor, k: int, axis: int = -1, *_: bool) -> list[list[int]] | None:
+    if not (src.is_contiguous() and src.numel() and -src.ndim <= axis < src.ndim and 0 < k <= src.shape[axis]):
+        return None
+    dims = list(src.shape)
+    dims[axis] = k
+    return [dims] * 2
+
+
+#: rules of calls with several results, each of the first operand's type unless TYPES has another
 SEVERAL: dict[Any, Callable[..., list[list[int]] | None]] = {
     _ATEN.gru.input: _recurrent,
     _ATEN.lstm.input: _recurrent,
     _ATEN.rnn_tanh.input: _recurrent,
     _ATEN.rnn_relu.input: _recurrent,
+    _ATEN.sort.default: _sorted,
+    _ATEN.topk.default: _best,
+}
+
+#: types of results that are not of the first operand's; the last result's, where there are several
+TYPES: dict[Any, torch.dtype] = {
+    **dict.fromkeys((_ATEN.argmax.default, _ATEN.argmin.default, _ATEN.sort.default, _ATEN.topk.default), torch.int64),
+    **dict.fromkeys((_ATEN.any.default, _ATEN.any.dim, _ATEN.all.default, _ATEN.all.dim), torch.bool),
 }

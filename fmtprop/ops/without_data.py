@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fmtprop.ir.tensors import map_tensors
-from fmtprop.ops.shape_rules import RULES, SEVERAL, together
+from fmtprop.ops.shape_rules import RULES, SEVERAL, TYPES, together
 
 _META = torch.device("meta")
 
@@ -76,7 +76,8 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], by: Any 
         return ruled
     several = SEVERAL[func](*args, **kwargs) if func in SEVERAL else None
     if several is not None:
-        return tuple(torch.empty(dims, dtype=args[0].dtype, device="meta") for dims in several)
+        dtypes = [args[0].dtype] * (len(several) - 1) + [TYPES.get(func, args[0].dtype)]
+        return tuple(torch.empty(at, dtype=dtype, device="meta") for at, dtype in zip(several, dtypes, strict=True))
     key = (_key((by, args, tuple(kwargs.items()))), torch.get_default_dtype())
     found = _RESULTS.get(key)
     if found is None:
@@ -109,7 +110,7 @@ def by_rule(func: Any, args: Sequence[Any], kwargs: dict[str, Any], by: Any) -> 
     if dims is None:
         return None
     first = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
-    return torch.empty(dims, dtype=first.dtype, device="meta")
+    return torch.empty(dims, dtype=TYPES.get(func, first.dtype), device="meta")
 
 
 #: calls whose result has the shape of the operands together, too, and the type that single elements have

@@ -25,6 +25,30 @@ def turned(*dims: int) -> torch.Tensor:
 
 
 WRONG = torch.float64
+SOURCES = [meta(2, 3, 4), turned(2, 3, 4), meta(2, 3, dtype=torch.bool), meta(2, 0)]
+#: further arguments after the size
+UPSAMPLING: dict[Any, tuple[Any, ...]] = {
+    **{
+        function: (None,)
+        for function in (
+            ATEN.upsample_nearest1d.vec,
+            ATEN.upsample_nearest2d.vec,
+            ATEN.upsample_nearest3d.vec,
+            ATEN._upsample_nearest_exact2d.vec,
+        )
+    },
+    **{
+        function: (False, None)
+        for function in (
+            ATEN.upsample_linear1d.vec,
+            ATEN.upsample_bilinear2d.vec,
+            ATEN.upsample_trilinear3d.vec,
+            ATEN.upsample_bicubic2d.vec,
+            ATEN._upsample_bilinear2d_aa.vec,
+            ATEN._upsample_bicubic2d_aa.vec,
+        )
+    },
+}
 CALLS: dict[Any, list[tuple[Any, ...]]] = {
     ATEN.conv1d.default: [
         (meta(2, 4, 9), w, b, *rest)
@@ -156,12 +180,79 @@ CALLS: dict[Any, list[tuple[Any, ...]]] = {
         function: [
             (src, size, *rest)
             for src in [meta(2, 3, 4, 5), turned(2, 3, 4, 5), meta(2, 3, 4)]
-            for size in ([8, 9], [8], None)
+            for size in ((8, 9), (8,), None)
         ]
-        for function, rest in (
-            (ATEN.upsample_nearest2d.vec, (None,)),
-            (ATEN.upsample_bilinear2d.vec, (False, None)),
+        for function, rest in UPSAMPLING.items()
+        if "2d" in str(function)
+    },
+    **{
+        function: [
+            (src, size, *rest[:-1], scales)
+            for src in [meta(2, 3, *(4, 5, 6)[:axes]), meta(2, 3)]
+            for size, scales in (((7,) * axes, None), (None, [1.7] * axes), (None, [2.0] * (axes + 1)))
+        ]
+        for function, rest in UPSAMPLING.items()
+        if (axes := int(str(function).partition("d")[0][-1])) != 2
+    },
+    **{
+        function: [
+            (src, grid, 0, 0, False)
+            for src in [meta(2, 3, 4, 5), turned(2, 3, 4, 5), meta(2, 3, 4, 5, 6)]
+            for grid in [meta(2, 7, 8, 2), meta(1, 7, 8, 2), meta(2, 7, 8, 3), meta(2, 7, 8, 2, dtype=WRONG)]
+        ]
+        for function in (ATEN.grid_sampler.default, ATEN.grid_sampler_2d.default)
+    },
+    ATEN.flip.default: list(product([meta(2, 3, 4), turned(2, 3, 4)], [[0], [-1, 0], [0, 0], [3], []])),
+    **{
+        function: list(product([meta(2, 3, 4), turned(2, 3, 4), meta(4), meta(2, 0)], [0, -7]))
+        for function in (ATEN.tril.default, ATEN.triu.default)
+    },
+    **{
+        function: [
+            (src, axis, index, *values)
+            for src in [meta(2, 3, 4), turned(2, 3, 4), meta(2, 3, 4, dtype=torch.int64)]
+            for axis in (0, -1, 3)
+            for index in [meta(2, 3, 9, dtype=torch.int64), meta(2, 2, 3, dtype=torch.int64), meta(2, 3, 4)]
+            for values in others
+        ]
+        for function, others in (
+            (ATEN.scatter.value, [(1,)]),
+            (ATEN.scatter.src, [(meta(2, 3, 9),), (meta(2, 3, 2),), (meta(2, 3, 9, dtype=torch.int64),)]),
+            (ATEN.scatter_add.default, [(meta(2, 3, 9),), (meta(2, 3, 2),), (meta(2, 3, 9, dtype=torch.int64),)]),
         )
+    },
+    ATEN.index_put.default: [
+        (meta(2, 3, 4), indices, values, accumulate)
+        for indices in ([meta(5, dtype=torch.int64)], [None, meta(5, dtype=torch.int64)], [meta(5)])
+        for values in [meta(), meta(5, 3, 4), meta(2, 5, 4), meta(9, 5, 3, 4), meta(dtype=torch.int64)]
+        for accumulate in (False, True)
+    ],
+    ATEN.stack.default: list(
+        product(
+            [[meta(2, 3), meta(2, 3)], [meta(2, 3), meta(2, 4)], [turned(2, 3)], [meta(), meta()], []], [0, -1, -3, 3]
+        )
+    ),
+    ATEN.histc.default: list(product([meta(2, 3), meta(5, dtype=torch.int64)], [7, 0], [0], [3])),
+    **{
+        function: list(
+            product(
+                [meta(2, 3, 4), turned(2, 3, 4), meta(2, 0), meta(2, dtype=torch.int64)],
+                [None, 0, -1, 3],
+                [False, True],
+            )
+        )
+        for function in (ATEN.argmax.default, ATEN.argmin.default)
+    },
+    **{
+        function: [(src, axis, keepdim) for src in SOURCES for axis in (0, -1, 3) for keepdim in (False, True)]
+        for function in (ATEN.any.dim, ATEN.all.dim)
+    },
+    **{function: [(src,) for src in SOURCES] for function in (ATEN.any.default, ATEN.all.default)},
+    ATEN.linalg_vector_norm.default: list(product(SOURCES, [2, 1.5], [None, [0], [-1, 0], [3]], [False, True])),
+    ATEN.logsumexp.default: list(product(SOURCES, [[0], [-1, 0], [3]], [False, True])),
+    **{
+        function: list(product(SOURCES, [None, [0], [-1, 0], [3]]))
+        for function in (ATEN.var.correction, ATEN.std.correction)
     },
     **{
         function: [
@@ -248,6 +339,27 @@ def test_recurrent_layers_have_the_results_of_pytorch(cell, bidirectional, batch
     assert [list(one.shape) for one in wanted] == [list(one.shape) for one in bound] == made
     assert SEVERAL[function](src, states, parameters[:-1], *rest) is None
     assert SEVERAL[function](meta(7, 3, 6), states, parameters, *rest) is None
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        (function, (src, *rest))
+        for src in (meta(2, 3, 4), turned(2, 3, 4), meta(2, 3, dtype=torch.int64))
+        for function, others in ((ATEN.sort.default, [(), (0, True), (3,)]), (ATEN.topk.default, [(2,), (3, 1), (9,)]))
+        for rest in others
+    ],
+    ids=str,
+)
+def test_orders_have_the_results_of_pytorch(function, args):
+    dims = SEVERAL[function](*args)
+    if dims is None:
+        return
+    wanted, made, bound = function(*args), result_of(function, args, {}), binding_of(function)(*args)
+    for results in (made, bound):
+        assert [(at.shape, at.dtype, at.stride()) for at in results] == [
+            (at.shape, at.dtype, at.stride()) for at in wanted
+        ]
 
 
 def test_shapes_that_do_not_broadcast_are_an_error():
