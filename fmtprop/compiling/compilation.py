@@ -22,7 +22,6 @@ from fmtprop.ir.footprint import weights_nbytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.tensors import defer
 from fmtprop.passes.base import Observer
-from fmtprop.planfile.rebuild import is_built
 from fmtprop.runtime import Plan
 from fmtprop.runtime.build import Draft
 from fmtprop.runtime.constants import ConstantStore
@@ -191,7 +190,7 @@ class Compilation(Planned):
         has_passed = key is not None and self._store.has_passed(key)
         if has_passed or (like is not None and like.is_checked and like.key == kept.key):
             if self._alike is not None:
-                self._alike |= likenesses(filter(is_built, kept.graph.nodes()))
+                self._alike |= likenesses(draft.plan)
             return []
         wrong = check_steps(draft.plan.steps, self._store, draft.plan.packed, self._alike)
         if not wrong and key is not None:

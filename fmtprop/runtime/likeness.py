@@ -59,7 +59,8 @@ def _likeness_of_desc(desc: MemoryDesc) -> object:
 def likeness_in_model(node: Node) -> tuple[object, ...]:
     """Return the properties that a node shares with the same node for another shape of a model's inputs.
 
-    A batch is a loop around the kernel. Lengths are told apart by the tail of their vectors.
+    Its code depends on formats, attributes and weights; lengths are told apart where there may be other code for them.
+    A kernel of our own that is assembled for a length has an identity of its own.
     """
     choice = candidate_of(node)
     tail = tuple((one.op, one.attrs, one.operand) for one in node.post_ops)
@@ -75,10 +76,20 @@ def likeness_in_model(node: Node) -> tuple[object, ...]:
 
 @lru_cache(maxsize=4096)
 def _lengths_of_desc(desc: MemoryDesc) -> object:
-    if desc.kind is not FormatKind.BLOCKED or desc.tag is None or desc.offset0:
+    """Return a format, the tails of vectors, which lie along the innermost axis, and lengths: 0, 1, short or long."""
+    if desc.kind is not FormatKind.BLOCKED or desc.has_broadcast:
         return persistent_text(desc)
-    lengths = desc.dims[1:] if desc.ndim > 2 else desc.dims  # the rows of a matrix are no batch
-    return desc.tag, desc.dtype, tuple((size % _VECTOR, size >= _VECTOR) for size in lengths)
+    order = sorted(range(desc.ndim), key=lambda axis: (desc.strides[axis], axis))
+    vectors = {1, *order[:1], *(block.axis for block in desc.inner_blocks)}
+    lengths = tuple(
+        (size % _VECTOR if axis in vectors else 0, min(size, 2), size >= _VECTOR)
+        for axis, size in enumerate(desc.dims)
+        if axis or desc.ndim <= 2  # the rows of a matrix are no batch
+    )
+    if desc.tag is not None and not desc.offset0:
+        return desc.tag, desc.dtype, lengths
+    # a part of another tensor: the order of its axes, and the gaps of the innermost one
+    return (*order,), desc.strides[order[0]], desc.inner_blocks, desc.offset0 % _VECTOR, desc.dtype, lengths
 
 
 def likeness_of_size(size: int) -> int | list[int]:

@@ -55,8 +55,7 @@ class Packing:
         self._values = {buffer: Value(one.node.name, i) for one in work for i, buffer in enumerate(one.results)}
         #: buffer -> its bytes
         self._flats: dict[int, torch.Tensor] = {}
-        #: by constant
-        self._numbers: dict[str, Numbers | None] = {}
+        self._numbers: dict[Value, Numbers | None] = {}
         self._freed = 0
 
     def run(self) -> dict[int, torch.Tensor]:
@@ -102,13 +101,23 @@ class Packing:
         """Return an identity of a constant value's numbers, in any format and data type."""
         node = self._graph.node(value.node)
         while node.op == "reorder":
-            node = self._graph.node(self._graph.inputs(node.name)["src"].node)
-        if node.op != "constant":
-            return None
-        if node.name not in self._numbers:
+            value = self._graph.inputs(node.name)["src"]
+            node = self._graph.node(value.node)
+        if value not in self._numbers:
+            self._numbers[value] = self._identified(node, value)
+        return self._numbers[value]
+
+    def _identified(self, node: Node, value: Value) -> Numbers | None:
+        forms = self._store.forms
+        if node.op == "constant":
             # a plan from a file has no constants: all forms are known
-            self._numbers[node.name] = self._store.forms.numbers(self._graph.constants.get(node.name))
-        return self._numbers[node.name]
+            return forms.numbers(self._graph.constants.get(node.name))
+        operands = [(name, self._numbers_of(source)) for name, source in self._graph.inputs(node.name).items()]
+        if any(numbers is None for _, numbers in operands):
+            return None
+        tail = tuple((one.op, one.attrs, one.operand) for one in node.post_ops)
+        types = tuple((desc.dtype for desc in node.choice.operands.values()) if node.choice is not None else ())
+        return forms.computed((node.op, node.attrs, tail, node.exact, node.results, value.index, types, *operands))
 
     def _constant(self, one: Once) -> torch.Tensor:
         node, constants = one.node, self._graph.constants

@@ -36,7 +36,7 @@ from fmtprop.runtime.constants import run_once
 from fmtprop.runtime.convolve import convolve
 from fmtprop.runtime.cut_down import cut_down
 from fmtprop.runtime.likeness import describe_likeness, likeness_in_model
-from fmtprop.runtime.plan import Step
+from fmtprop.runtime.plan import Plan, Step
 from fmtprop.store import Store, key_of
 from fmtprop.targets.bound import MovableMemory, Place
 from fmtprop.targets.executable import Executable, Targets, implementation, threads_here
@@ -116,14 +116,23 @@ def check_steps(
         alike.add(likeness)
     store.add_passed(passed)
     if known is not None and not mismatches:
-        known.update(likeness_in_model(node) for step in steps for node in (step.node, *step.packing.values()))
-        known.update(map(likeness_in_model, alone))
+        known |= _likenesses_in_model(steps, alone)
     return mismatches
 
 
-def likenesses(nodes: Iterable[Node]) -> set[object]:
-    """Return the likenesses of the formatted nodes of a plan that passed, as :func:`check_steps` knows them."""
-    return {likeness_in_model(node) for node in nodes if _is_checked(node)}
+def likenesses(plan: Plan) -> set[object]:
+    """Return the likenesses of a plan that passed, as :func:`check_steps` knows them."""
+    steps = [step for step in plan.steps if implementation(step.node).needs_check(step.node)]
+    return _likenesses_in_model(steps, filter(_is_readable, plan.packed))
+
+
+def _likenesses_in_model(steps: Iterable[Step], packed: Iterable[Node]) -> set[object]:
+    packers = (node for step in steps for node in step.packing.values())
+    return {_likeness_of_step(step) for step in steps} | {likeness_in_model(node) for node in (*packers, *packed)}
+
+
+def _likeness_of_step(step: Step) -> tuple[object, ...]:
+    return likeness_in_model(step.node), _adds_in_place(step)
 
 
 def _wrong(node: Node, room: _Room) -> Mismatch | None:
@@ -176,17 +185,10 @@ def _key(one: Step | Node, room: _Room | None = None, hashed: Callable[[Node], s
     return key_of({"step": key, "packing": packers, "in_place": in_place})
 
 
-def _is_checked(node: Node) -> bool:
-    """Whether a node of a plan that passed was a part of its check."""
-    if node.is_boundary or node.choice is None or node.choice.target == "view":
-        return False
-    return implementation(node).needs_check(node)
-
-
 def _is_known(step: Step, known: Container[object]) -> bool:
-    """Whether a step, and what packed its operands, is alike to nodes that passed; sums in place are not told apart."""
-    nodes = (step.node, *step.packing.values())
-    return not _adds_in_place(step) and all(likeness_in_model(node) in known for node in nodes)
+    """Whether a step, and what packed its operands, is alike to those that passed."""
+    packers = step.packing.values()
+    return _likeness_of_step(step) in known and all(likeness_in_model(node) in known for node in packers)
 
 
 def _adds_in_place(step: Step) -> bool:

@@ -55,6 +55,9 @@ class WeightStore:
             return known if known is flat or torch.equal(known, flat) else flat
 
 
+#: identities of computed numbers that are kept: a network has a few for each weight
+_MOST_COMPUTED = 1 << 14
+
 #: the store of this process
 WEIGHTS = WeightStore()
 
@@ -74,6 +77,10 @@ class InMemory(NamedTuple):
     dtype: torch.dtype
 
 
+class Computed:
+    """Identity of numbers that an op makes of others: a nested tuple would be hashed again and again."""
+
+
 class SharedForms:
     """The formats in which plans for several shapes have a model's tensors: flat bytes, by the tensor and the format.
 
@@ -90,6 +97,13 @@ class SharedForms:
             if tensor.layout is torch.strided and not tensor.is_inference():  # such a tensor does not count its changes
                 self._owners.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
         self._known: WeakValueDictionary[tuple[Numbers, MemoryDesc], torch.Tensor] = WeakValueDictionary()
+        self._computed: dict[Hashable, Computed] = {}
+
+    def computed(self, function: Hashable) -> Computed:
+        """Return the identity of the result of an op on identified numbers."""
+        if len(self._computed) > _MOST_COMPUTED:  # small constants differ from shape to shape
+            self._computed = {}
+        return self._computed.setdefault(function, Computed())
 
     def numbers(self, data: Constant) -> Numbers | None:
         """Return the key of a graph's constant, None where its numbers are large and not made of a model's tensor."""
@@ -148,6 +162,10 @@ class PackedForms:
     def numbers(self, data: Constant | None) -> Numbers | None:
         """Return the key under which plans of other graphs know a constant, None where they do not."""
         return self._shared.numbers(data) if self._shared is not None and data is not None else None
+
+    def computed(self, function: Hashable) -> Numbers | None:
+        """Return the key of the result of an op on numbers with keys, None without plans of other graphs."""
+        return self._shared.computed(function) if self._shared is not None else None
 
     def find(self, origin: Value, desc: MemoryDesc, numbers: Numbers | None = None) -> torch.Tensor | None:
         """Return a constant in a format, None where no plan has it so."""

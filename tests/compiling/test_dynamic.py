@@ -14,6 +14,7 @@ from torch.export import Dim
 import fmtprop as fp
 from fmtprop.errors import ImportModelError, InputError, UnsupportedOpError
 from fmtprop.runtime.constants import ConstantStore
+from tests.passes.only_filtered import only_filtered
 
 
 class Net(nn.Module):
@@ -177,6 +178,26 @@ def test_weights_are_packed_once_for_all_shapes(monkeypatch) -> None:
         plan = net.plan_for(torch.empty(count, 96)).plan
         assert {id(constant) for constant in plan.constants} <= kept
     assert names == []
+
+
+def test_a_filtered_kernel_is_transformed_once_for_all_shapes(monkeypatch) -> None:
+    only_filtered(monkeypatch)
+    names = _packed(monkeypatch)
+    model, sizes = nn.Conv2d(32, 48, 3, padding=1), {2: Dim("h", min=2, max=64), 3: Dim("w", min=2, max=64)}
+    net = fp.compile(model, torch.randn(1, 32, 24, 24), tune="model", dynamic_shapes=(sizes,))
+    packed = [name for name in names if ".kernel_" in name]
+    assert packed
+    for height, width in ((18, 31), (25, 24)):  # whole tiles, and a part of one
+        names.clear()
+        x = torch.randn(1, 32, height, width)
+        torch.testing.assert_close(net(x), model(x), rtol=1e-3, atol=1e-4)
+        assert any(".product_" in step.node.name for step in net.plan_for(x).plan.steps)
+        assert not [name for name in names if ".kernel_" in name]
+    with torch.no_grad():
+        model.weight.mul_(2)
+    x = torch.randn(1, 32, 21, 33)
+    torch.testing.assert_close(net(x), model(x), rtol=1e-3, atol=1e-4)
+    assert [name for name in names if ".kernel_" in name]
 
 
 def test_weights_that_changed_are_packed_again(monkeypatch) -> None:

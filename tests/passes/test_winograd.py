@@ -19,10 +19,12 @@ from fmtprop.ops import Eltwise, emit
 from fmtprop.ops.convolution import Conv, infer
 from fmtprop.ops.convolution_backward import ConvGradient
 from fmtprop.ops.evaluate import evaluate
+from fmtprop.passes.assignment.same_expansions import expand_alike
 from fmtprop.passes.base import Pipeline
 from fmtprop.passes.optimal import OptimalFormats, expansions, trial
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.target import Setting
+from fmtprop.passes.variants.merge_groups import MergeGroups
 from fmtprop.passes.variants.winograd import Tile, Winograd
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.reference import ReferenceTarget
@@ -195,6 +197,17 @@ def test_any_height_and_padding(height, width, taps, top, bottom, batch):
     graph = convolution((batch, 2, height, width), (taps, 3), (top, 1, bottom, 1))
     normal = Pipeline(NORMALISE, Stage.NORMAL).run(graph)
     rewrite(normal, Winograd(), tolerance=5e-4)
+
+
+@pytest.mark.parametrize(("height", "width"), [(12, 23), (7, 10), (16, 5), (35, 1)])
+def test_another_shape_keeps_its_tiles(height, width):
+    before = filtered(convolution((1, 4, 12, 10)))
+    graph = Pipeline(NORMALISE, Stage.NORMAL).run(convolution((1, 4, height, width)))
+    after = expand_alike(graph, before, [MergeGroups(), Winograd(), Winograd(most=1.8)])
+    verify(after, Stage.NORMAL)
+    assert products(after) == products(before)
+    inputs = {node.name: torch.randn(node.results[0].dims) for node in graph.input_nodes}
+    torch.testing.assert_close(evaluate(after, inputs), evaluate(graph, inputs), rtol=1e-4, atol=1e-4)
 
 
 def followed(height: int, batch: int = 1) -> Graph:

@@ -94,6 +94,10 @@ class ExpandingPass(ABC):
         """Return the expected rounding error of the replacement over that of the node."""
         return 1.0
 
+    def forms(self) -> tuple[ExpandingPass, ...]:
+        """Return the passes to which its replacements may belong, where it chooses among several by a node's sizes."""
+        return (self,)
+
     @abstractmethod
     def applies(self, graph: Graph, node: Node) -> bool:
         """Whether a node can be rewritten."""

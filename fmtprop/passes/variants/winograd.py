@@ -128,19 +128,42 @@ class Winograd(ExpandingPass):
 
     #: largest expected error of a tile, relative to a direct convolution's
     most: float = inf
+    #: rows of the result in a tile; default: those with the fewest products
+    rows: int | None = None
 
     def applies(self, graph: Graph, node: Node) -> bool:
         """Whether a node is a convolution that can be filtered."""
-        return _tile_of(graph, node, self.most) is not None
+        return self.tile(graph, node) is not None
 
     def replace(self, graph: Graph, out: Graph, node: Node) -> None:
         """Add the steps of a filtered convolution."""
-        _Filtering(graph, out, node, self.most).run()
+        _Filtering(graph, out, node, self.tile(graph, node)).run()
 
     def growth(self, graph: Graph, node: Node) -> float:
         """Return the expected rounding error, relative to the direct convolution's."""
-        tile = _tile_of(graph, node, self.most)
+        tile = self.tile(graph, node)
         return 1.0 if tile is None else tile.growth
+
+    def forms(self) -> tuple[Winograd, ...]:
+        """Return a pass for each height of tiles."""
+        return tuple(Winograd(rows=rows) for rows in sorted({rows for several in ROWS.values() for rows in several}))
+
+    def tile(self, graph: Graph, node: Node) -> Tile | None:
+        """Return the tile for a convolution; None if it cannot be filtered."""
+        window = _window_of(graph, node)
+        if window is None:
+            return None
+        weights = graph.type_of(graph.inputs(node.name)["weights"])
+        if (
+            weights.dims[2] not in ROWS
+            or weights.dims[not window.turned] < 2  # a depthwise convolution of one channel would be an ordinary one
+            or not is_f32(graph, node)
+            or not has_varying_source(graph, node, window.source)
+        ):
+            return None
+        wanted = [rows for rows in ROWS[weights.dims[2]] if self.rows in (None, rows)]
+        tiles = [tile for rows in wanted if (tile := Tile.make(rows, weights.dims[2])).growth <= self.most]
+        return _cheapest(tiles, node.results[0].dims, _leading(graph, node) < len(node.post_ops)) if tiles else None
 
 
 @dataclass(frozen=True)
@@ -176,24 +199,6 @@ def _window_of(graph: Graph, node: Node) -> _Window | None:
     return _Window("diff_dst", 1, dilate, pad_l, pad_r, turned=True)
 
 
-def _tile_of(graph: Graph, node: Node, most: float) -> Tile | None:
-    """Return the tile for a convolution; None if it cannot be filtered."""
-    window = _window_of(graph, node)
-    if window is None:
-        return None
-    inputs = graph.inputs(node.name)
-    weights = graph.type_of(inputs["weights"])
-    if (
-        weights.dims[2] not in ROWS
-        or weights.dims[not window.turned] < 2  # a depthwise convolution of one channel would be an ordinary one
-        or not is_f32(graph, node)
-        or not has_varying_source(graph, node, window.source)
-    ):
-        return None
-    tiles = [tile for rows in ROWS[weights.dims[2]] if (tile := Tile.make(rows, weights.dims[2])).growth <= most]
-    return _cheapest(tiles, node.results[0].dims, _leading(graph, node) < len(node.post_ops)) if tiles else None
-
-
 def _leading(graph: Graph, node: Node, *, whole: bool = False) -> int:
     """Return the number of leading post-ops that read nothing, or (if tiles are ``whole``) tensors like the result."""
     types = {name: graph.type_of(value) for name, value in graph.inputs(node.name).items()}
@@ -217,9 +222,9 @@ def _cheapest(tiles: Sequence[Tile], dims: tuple[int, ...], reads: bool) -> Tile
 class _Filtering(Expansion):
     """The nodes that replace one convolution."""
 
-    def __init__(self, graph: Graph, out: Graph, node: Node, most: float) -> None:
+    def __init__(self, graph: Graph, out: Graph, node: Node, tile: Tile | None) -> None:
         super().__init__(graph, out, node)
-        tile, window = _tile_of(graph, node, most), _window_of(graph, node)
+        window = _window_of(graph, node)
         if tile is None or window is None:
             raise GraphError(f"{node.label} is not a convolution for Winograd's filtering; see Winograd.eligible")
         self.tile, self.window = tile, window
