@@ -9,6 +9,7 @@ import torch
 
 from fmtprop.ir import Attrs, Graph, Grid, Node, Value
 from fmtprop.ir.deferred import Deferred
+from fmtprop.ir.node import NO_GRIDS
 from fmtprop.ir.op import Category, op_of, opdef
 from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
 from fmtprop.ops import Eltwise, Slice, emit
@@ -36,11 +37,14 @@ def window(graph: Graph, before: Node, value: Value, axis: int, start: int, size
     return value if size == dims[axis] else insert(graph, before, Slice.along(dims, axis, start, size), src=value)
 
 
-def new_constant(graph: Graph, data: torch.Tensor | Deferred, before: Node, origin: str = "") -> Value:
-    """Add a constant right before a node, so that the order of execution does not change."""
+def new_constant(
+    graph: Graph, data: torch.Tensor | Deferred, before: Node, origin: str = "", grid: Grid | None = None
+) -> Value:
+    """Add a constant right before a node, so that the order of execution is kept; its numbers may lie on a grid."""
     type_ = data.type_ if isinstance(data, Deferred) else tensor_type(data)
     node = Node(graph.fresh_name(f"{before.name}_constant"), "constant", Attrs(), (type_,), origin=origin)
-    (value,) = graph.insert(node, {}, before=before.name)
+    grids = NO_GRIDS if grid is None else {"dst": grid}
+    (value,) = graph.insert(node.with_(grids=grids), {}, before=before.name)
     graph.constants[value.node] = data
     return value
 
@@ -50,16 +54,12 @@ def viewed_constant(
 ) -> Value:
     """Add a view of a constant: it shares the constant's memory, or is deferred like the constant."""
     node, data = graph.node(value.node), graph.constants[value.node]
+    grid = viewed_grid(node.grids["dst"], node.results[0].dims, view) if node.grids else None
     if isinstance(data, Deferred):
         dtype = torch_dtype(data.type_.dtype)
         shown = view(torch.empty_strided(data.shape, data.stride(), dtype=dtype, device="meta"))
-        made = new_constant(graph, data.viewed(view, tensor_type(shown), shown.stride()), before, origin)
-    else:
-        made = new_constant(graph, view(materialise(data, node.results[0])), before, origin)
-    grid = viewed_grid(node.grids["dst"], node.results[0].dims, view) if node.grids else None
-    if grid is not None:
-        graph.replace(graph.node(made.node).with_(grids={"dst": grid}))
-    return made
+        return new_constant(graph, data.viewed(view, tensor_type(shown), shown.stride()), before, origin, grid)
+    return new_constant(graph, view(materialise(data, node.results[0])), before, origin, grid)
 
 
 def viewed_grid(grid: Grid, dims: tuple[int, ...], view: Callable[[torch.Tensor], torch.Tensor]) -> Grid | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fmtprop.passes.base import Pass
 from fmtprop.passes.precision.centred_weights import CentredWeights
+from fmtprop.passes.precision.channel_scales import ChannelScales
 from fmtprop.passes.precision.dynamic_pairs import DynamicPairs
 from fmtprop.passes.precision.integer_products import IntegerProducts
 from fmtprop.passes.precision.keep_scores import KeepScores
@@ -73,6 +74,7 @@ NORMALISE: tuple[Pass, ...] = (
     # before normalizations are folded into the producers of the parts
     BeforeConcat(),
     FoldBatchNorm(),
+    ChannelScales(),
     # after weights are folded; before fusion. The sums of rows may be shifted, too.
     CentredWeights(),
     ShiftedRows(),

@@ -112,7 +112,7 @@ def _rewrite(graph: Graph, node: Node, grid: Grid, centred: Grid) -> None:
         for place, (size, wide) in enumerate(zip(type_.dims, per_output, strict=True))
     )
     outer: Attrs = Conv.make(len(attrs.strides), groups=attrs.groups) if isinstance(attrs, Conv) else attrs
-    ones = _held(graph, node, torch.ones(single), Grid((1.0,), -_HALF, _HALF - 1))
+    ones = new_constant(graph, torch.ones(single), node, node.origin, Grid((1.0,), -_HALF, _HALF - 1))
     sums = insert(graph, node, attrs, src=inputs["src"], weights=ones)
     wide = factors.expand(per_output).contiguous()
     if isinstance(attrs, InnerProduct):
@@ -131,10 +131,4 @@ def _centred(graph: Graph, node: Node, weights: Value, shifts: torch.Tensor, sca
 
     strides = MemoryDesc(type_.dims, type_.dtype).strides
     later = Deferred(type_, strides, make, fresh=True, largest=max(grid.scales) * _HALF)
-    return _held(graph, node, make() if type_.nbytes <= SMALL_NBYTES else later, grid)
-
-
-def _held(graph: Graph, node: Node, data: torch.Tensor | Deferred, grid: Grid) -> Value:
-    value = new_constant(graph, data, node, node.origin)
-    graph.replace(graph.node(value.node).with_(grids={"dst": grid}))
-    return value
+    return new_constant(graph, make() if type_.nbytes <= SMALL_NBYTES else later, node, node.origin, grid)

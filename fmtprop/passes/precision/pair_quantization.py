@@ -195,9 +195,8 @@ def _dequantize_constant(graph: Graph, node: Node, source: Value) -> None:
         return evaluate_node(node, {"src": materialise(data, type_), **tensors})[0].contiguous()
 
     later = Deferred(real, MemoryDesc(real.dims, real.dtype).strides, make, fresh=True, largest=_largest(grid))
-    value = new_constant(graph, make() if real.nbytes <= SMALL_NBYTES else later, node, node.origin)
-    graph.replace(graph.node(value.node).with_(grids={"dst": grid}))
-    bypass(graph, node, [value])
+    held = make() if real.nbytes <= SMALL_NBYTES else later
+    bypass(graph, node, [new_constant(graph, held, node, node.origin, grid)])
 
 
 def _largest(grid: Grid) -> float:
