@@ -204,7 +204,11 @@ WRONG = {
     "none": (pair([], ZEROS[:0]), r"node quant .*scale has dims \(0,\)"),
     "weights": (layer(ws=np.array([1, 0, 1, 1], np.float32)), "from layer: its scale is 0.0"),
     "result": (layer(ys=np.float32(0)), "from layer: its scale is 0.0"),
-    "outputs": (layer(ws=np.ones(3, np.float32), wz=np.zeros(3, np.int8)), "layer.*scale"),
+    "outputs": (layer(ws=np.ones(3, np.float32), wz=np.zeros(3, np.int8)), r"layer.*w_scale has shape .* 4 outputs"),
+    "source": (layer(xs=np.ones(3, np.float32), xz=ZEROS[:3]), r"layer.*x_scale has shape \(3,\), but must be one"),
+    "results": (layer(ys=np.ones(4, np.float32), yz=ZEROS), r"layer.*y_scale has shape \(4,\), but must be one"),
+    "reals": (layer(xz=np.float32(1)), r"layer.*x_zero_point is torch.float32, but must be of 8 bits"),
+    "bias": (layer(b=np.zeros(3, np.int32)), r"layer.*B has shape \(3,\), but there are 4 outputs"),
 }  # fmt: skip
 
 

@@ -214,10 +214,19 @@ def _conv_integer(
     return conv(_whole(x, x_zero, 1, dtype), _whole(w, w_zero, 0, dtype), **attributes).to(torch.int32)
 
 
-def _check_types(*zeros: Tensor) -> None:
-    for zero in zeros:
+def _check_types(**zeros: Tensor) -> None:
+    for name, zero in zeros.items():
+        if isinstance(zero, Tensor) and zero.dtype.itemsize != 1:
+            raise ValueError(f"{name} is {zero.dtype}, but must be of 8 bits, as the numbers are")
         if not isinstance(zero, Tensor) or zero.dtype not in _BYTES:
             raise NotInTorchError("other types than int8 and uint8")
+
+
+def _check_lengths(outputs: int, **vectors: Tensor) -> None:
+    for name, vector in vectors.items():
+        if vector.ndim > 1 or vector.numel() not in (1, outputs):
+            allowed = "one number" if outputs == 1 else f"one number, or one for each of {outputs} outputs"
+            raise ValueError(f"{name} has shape {tuple(vector.shape)}, but must be {allowed}")
 
 
 @passed_to(conv)
@@ -234,7 +243,11 @@ def qlinear_conv(
     **attributes: Any,
 ) -> Tensor:
     """Return the convolution of quantised images, quantised."""
-    _check_types(x_zero, w_zero, y_zero)
+    _check_types(x_zero_point=x_zero, w_zero_point=w_zero, y_zero_point=y_zero)
+    _check_lengths(w.shape[0], w_scale=w_scale, w_zero_point=w_zero)
+    _check_lengths(1, x_scale=x_scale, x_zero_point=x_zero, y_scale=y_scale, y_zero_point=y_zero)
+    if b is not None and b.shape != w.shape[:1]:
+        raise ValueError(f"B has shape {tuple(b.shape)}, but there are {w.shape[0]} outputs")
     bias = None if b is None else b.to(torch.float32) * (x_scale * w_scale).to(torch.float32)
     y = conv(reals(x, x_scale, x_zero), reals(w, w_scale, w_zero), bias, **attributes)
     return integers(y, y_scale, y_zero, y_zero.dtype)
@@ -250,7 +263,7 @@ def _qlinear_matmul(
     y_scale: Tensor,
     y_zero: Tensor,
 ) -> Tensor:
-    _check_types(a_zero, b_zero, y_zero)
+    _check_types(a_zero_point=a_zero, b_zero_point=b_zero, y_zero_point=y_zero)
     operands = matrices(a, a_scale, a_zero, b, b_scale, b_zero)
     return integers(sum_of_products(torch.matmul, *operands), y_scale, y_zero, y_zero.dtype)
 
