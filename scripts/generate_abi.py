@@ -1,7 +1,8 @@
 """Generate ``fmtprop/dnnl/_abi.py`` from oneDNN's public C headers.
 
-Reads enums, argument numbers, opaque handle types and function signatures. The newest headers found are
-used, since later versions only add (functions that an older library lacks are gated by symbol at run time).
+Reads enums, argument numbers, opaque handle types, and the signatures of functions that a file of ``fmtprop/dnnl``
+names. The newest headers found are used, since later versions only add (functions that an older library lacks are gated
+by symbol at run time).
 
 Usage::
 
@@ -194,11 +195,27 @@ def _evaluate_node(node: ast.expr, known: dict[str, int]) -> int:
     raise SystemExit(f"cannot evaluate enum value {ast.dump(node)}")
 
 
+def is_called(name: str) -> bool:
+    """Return whether a file of the room names a function, or the beginning or the end of it beside a ``{}``."""
+    files = (path for path in OUTPUT.parent.glob("*.py") if path != OUTPUT)
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    name = name.removeprefix("dnnl_")
+    begins = re.findall(r"\"(?:dnnl_)?([a-z]\w+_)\{", text)
+    ends = re.findall(r"\}(_\w+)\"", text)
+    return (
+        re.search(rf"\b(dnnl_)?{name}\b", text) is not None
+        or name.startswith(tuple(begins))
+        or name.endswith(tuple(ends))
+    )
+
+
 def read_functions(text: str, abi: Abi) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return the signature of every ``DNNL_API`` function."""
+    """Return the signatures of the ``DNNL_API`` functions that the room calls."""
     functions = {}
     pattern = r"([\w \t\n]+?)\s+DNNL_API\s+(\*?)\s*(dnnl_\w+)\(([^)]*)\);"
     for result, star, name, parameters in re.findall(pattern, text):
+        if not is_called(name):
+            continue
         arguments = tuple(python_type(parameter, abi, named=True) for parameter in split_parameters(parameters))
         functions[name] = (python_type(f"{result} {star}", abi, named=False), arguments)
     return functions

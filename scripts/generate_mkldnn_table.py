@@ -14,7 +14,11 @@ from pathlib import Path
 import torch
 
 import fmtprop.ops  # noqa: F401 (fills the op set)
-from fmtprop.targets.mkldnn.capability import capability_table
+from fmtprop.ir import OPSET
+from fmtprop.targets.mkldnn.dispatcher import accepts_unary, has_kernel
+from fmtprop.targets.mkldnn.fused import FUSED
+from fmtprop.targets.mkldnn.opaque import RULES
+from fmtprop.targets.mkldnn.tail import UNARIES
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "mkldnn.md"
 BEGIN, END = "<!-- begin generated table -->", "<!-- end generated table -->"
@@ -26,6 +30,46 @@ def updated(text: str) -> str:
     _, _, after = rest.partition(END)
     version = torch.__version__.partition("+")[0]
     return f"{before}{BEGIN}\nPyTorch {version}:\n\n{capability_table()}\n{END}{after}"
+
+
+def capability_table() -> str:
+    """Return the table in Markdown: for each op with a primitive, the operators with a kernel for it."""
+    lines = [
+        "| op | fused, dense or channels-last | on opaque tensors | only on dense tensors |",
+        "|---|---|---|---|",
+    ]
+    for name in sorted(OPSET):
+        if OPSET[name].primitive is None:
+            continue
+        lines.append(f"| {name} | {_fused(name)} | {_opaque(name, True)} | {_opaque(name, False)} |")
+    tails = [
+        f"| `{unary.attr}`{f' ({unary.algorithm})' if unary.algorithm else ''} | {_yes(unary, False)} "
+        f"| {_yes(unary, True)} |"
+        for unary in UNARIES
+    ]
+    return "\n".join(
+        [*lines, "", "| post-op | of a convolution | after an addition |", "|---|---|---|", *dict.fromkeys(tails)]
+    )
+
+
+def _fused(op: str) -> str:
+    operator, _ = FUSED.get(OPSET[op].attrs, (None, None))
+    if op == "reorder":
+        return "`aten::copy_`, `aten::to_mkldnn`, `aten::to_dense`"
+    if operator is None or not has_kernel(operator, "CPU"):
+        return ""
+    forms = [form for form in (operator, f"{operator}.binary", f"{operator}_.binary") if has_kernel(form, "CPU")]
+    return ", ".join(f"`{form}`" for form in forms)
+
+
+def _opaque(op: str, available: bool) -> str:
+    operators = dict.fromkeys(rule.operator for rule in RULES if rule.op == op and rule.available is available)
+    return ", ".join(f"`{operator}`" for operator in operators)
+
+
+def _yes(unary: object, after_add: bool) -> str:
+    attr, scalars, algorithm = (getattr(unary, name) for name in ("attr", "scalars", "algorithm"))
+    return "yes" if accepts_unary(attr, scalars, algorithm, after_add=after_add) else "no"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

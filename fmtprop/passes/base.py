@@ -6,10 +6,11 @@ a plain tuple of passes; the graph is verified after each that changed it, so an
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import re
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from fmtprop.errors import FmtpropError, OptionError, PassError
 from fmtprop.ir import Graph, Node
@@ -22,17 +23,19 @@ Observer = Callable[[str, Graph], None]
 class Pass(Protocol):
     """A graph rewrite."""
 
-    #: shown by ``fmtprop show`` and in errors
-    name: ClassVar[str]
+    #: shown by ``fmtprop show`` and in errors; of a subclass, its own name, such as ``fold-constants``
+    name: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.name = vars(cls).get("name") or re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
 
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph; the given graph does not change."""
 
 
-class NodePass(ABC):
+class NodePass(Pass):
     """A pass that visits the nodes one after another."""
-
-    name: ClassVar[str]
 
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph, without nodes that nothing reads."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Graph, Node, opdef
 from fmtprop.ir.post_ops import types_along
+from fmtprop.passes.base import Pass
 from fmtprop.passes.variants.slice_batch import batch_of
 
 
 @dataclass(frozen=True)
-class ChangeBatch:
+class ChangeBatch(Pass):
     """Change the size of the batch.
 
     Requires a graph without formats. Ensures the same nodes, names and weights. There is no other batch, and a
@@ -22,7 +22,6 @@ class ChangeBatch:
 
     #: the new size of axis 0 of each input
     images: int
-    name: ClassVar[str] = "change-batch"
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph for the other batch."""

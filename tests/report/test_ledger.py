@@ -236,7 +236,7 @@ rows = [r for r in net.report(repeats=9).reorders if r.target == "onednn"]
 print("LEDGER" + json.dumps([[r.src, r.dst, r.dims, r.logical_nbytes] for r in rows]), flush=True)
 print("SECONDS" + json.dumps(sum(r.seconds for r in rows)), flush=True)
 inputs = net.random_inputs()
-lib().set_verbose(1)
+lib()._cdll.dnnl_set_verbose(1)
 for _ in range(RUNS):
     print("RUN", flush=True)
     net.run_flat(inputs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from fmtprop.errors import FormatError, GraphError, ShapeError, UnsupportedOpError
 from fmtprop.ir import Category, Choice, Graph, Node, TensorType, Value, opdef, result_names
@@ -18,6 +18,7 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.assignment.formats import dense, describe, plain
 from fmtprop.passes.assignment.policies import POLICIES, Policy, Question
+from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import unused_name
 from fmtprop.passes.precision.in_bytes import in_bytes, in_reals
 from fmtprop.passes.target import Candidate, Setting, can_be_read, free_results
@@ -27,15 +28,13 @@ _HALVES = frozenset({DataType.BF16, DataType.F16})
 
 
 @dataclass(frozen=True)
-class AssignFormats:
+class AssignFormats(Pass):
     """Assign formats by one of the greedy policies.
 
     Requires a normal graph, returns a formatted one: each node has ``descs`` and ``choice``.
 
     SPEC M7, M8, M9; oneDNN developer guide, "Memory Format Propagation".
     """
-
-    name: ClassVar[str] = "assign-formats"
 
     #: ``"plain"``, ``"naive"`` or ``"propagate"``
     policy: str

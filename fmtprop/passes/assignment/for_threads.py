@@ -9,26 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.ir import Choice, Graph, Node, TensorType, Value, result_names
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.assignment.formats import describe
+from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import unused_name
 from fmtprop.passes.target import Candidate, Target
 
 
 @dataclass(frozen=True)
-class ForThreads:
+class ForThreads(Pass):
     """Choose primitives for the number of threads that is set now.
 
     Formatted graph to formatted graph. Where no implementation takes a node's operands as they are, a reorder is
     added; one of a constant runs once, when a plan is made.
     """
-
-    name: ClassVar[str] = "for-threads"
 
     #: from a node that runs by a primitive for one number of threads to the target that offers such
     target_of: Callable[[Node], Target]

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from math import inf
-from typing import ClassVar
 
 from fmtprop.errors import FormatError, PassError
 from fmtprop.ir import Category, Choice, Graph, Node, Role, TensorType, Value, opdef, ports, result_names
@@ -21,6 +20,7 @@ from fmtprop.layout.parts import in_place_parts
 from fmtprop.ops.concat import Concat
 from fmtprop.passes.assignment.assign import AssignFormats, Assignment, Placed
 from fmtprop.passes.assignment.formats import like, unspecified
+from fmtprop.passes.base import Pass
 from fmtprop.passes.target import Candidate, Costs, Request, Setting, free_request
 
 #: from the last of several nodes to one node that replaces them, its operands, and their names
@@ -34,14 +34,12 @@ _MOST_LOCAL = 0.5
 
 
 @dataclass(frozen=True)
-class SameChoices:
+class SameChoices(Pass):
     """Assign the formats and implementations of another shape's graph.
 
     Requires a normal graph, returns a formatted one. It raises PassError where the graphs have other inputs or outputs,
     or where most compute-intensive nodes would have to choose for themselves.
     """
-
-    name: ClassVar[str] = "same-choices"
 
     #: the formatted graph of another shape
     formatted: Graph

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
 
 import torch
 
@@ -19,6 +18,7 @@ from fmtprop.ir.deferred import SMALL_NBYTES, Deferred
 from fmtprop.ir.tensors import materialise
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import Binary, Conv, InnerProduct, MatMul
+from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import bypass, insert, new_constant
 from fmtprop.passes.precision.in_bytes import in_bytes
 from fmtprop.passes.precision.mark_grids import grids_of
@@ -36,13 +36,11 @@ _USUAL = Grid((1.0,), 0, 255)
 
 
 @dataclass(frozen=True)
-class CentredWeights:
+class CentredWeights(Pass):
     """Take zero points out of the weights of sums of products of bytes.
 
     Layers that sum few products stay in floats. Requires folded constants, and no post-ops.
     """
-
-    name: ClassVar[str] = "centred-weights"
 
     #: whether it computes such a node in bytes, if it is known; otherwise all are rewritten
     target: Target | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -37,8 +37,6 @@ class CompressWeights(NodePass):
     Requires a normal graph. Ensures that no product of rows with a large finite matrix reads it as floating numbers, if
     its rows are whole groups.
     """
-
-    name: ClassVar[str] = "compress-weights"
 
     bits: int = 8
 

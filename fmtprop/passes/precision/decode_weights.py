@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fmtprop.ir import Graph, Node
 from fmtprop.layout import DataType
@@ -21,8 +20,6 @@ class DecodeWeights(NodePass):
 
     Requires a normal graph. Ensures that the target has code for each product with codes that is left.
     """
-
-    name: ClassVar[str] = "decode-weights"
 
     #: the executing target; without one, every matrix is decoded
     target: Target | None = None

@@ -7,7 +7,6 @@ is subtracted from them: so the product may be one of bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -15,6 +14,7 @@ from fmtprop.ir import Graph, Node, Value
 from fmtprop.layout import DataType
 from fmtprop.ops import Binary, Dequantize, DynamicQuantize, InnerProduct, MatMul, Quantize, Reshape
 from fmtprop.ops.host_call import HostCall, arguments_of
+from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import bypass, insert, new_constant, shown
 
 #: call that finds scale and zero point -> whether the zero point is 0
@@ -25,14 +25,12 @@ _RANGES = {
 
 
 @dataclass(frozen=True)
-class DynamicPairs:
+class DynamicPairs(Pass):
     """Let products of matrices read the integers themselves.
 
     Runs before :class:`~fmtprop.passes.precision.pair_quantization.PairQuantization`, which finds the grid of the
     weights. Other readers stay.
     """
-
-    name: ClassVar[str] = "dynamic-pairs"
 
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph."""

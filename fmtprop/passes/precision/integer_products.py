@@ -7,7 +7,6 @@ to the sums. Here a product may be of any bytes, so both go.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -15,6 +14,7 @@ from fmtprop.ir import Graph, Node, Value
 from fmtprop.layout import DataType
 from fmtprop.ops import Dequantize, MatMul, Reshape
 from fmtprop.ops.host_call import CallOperand, HostCall, arguments_of, is_conversion
+from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import bypass, constant, insert, new_constant
 from fmtprop.passes.precision.mark_grids import LIMITS
 from fmtprop.passes.rewrites.remove_identities import RemoveIdentities
@@ -26,14 +26,12 @@ _SUMS = {"aten.add.Tensor": 1, "aten.sub.Tensor": -1}
 
 
 @dataclass(frozen=True)
-class IntegerProducts:
+class IntegerProducts(Pass):
     """Make a product of real numbers of each integer product with constant weights, of which the sums become f32.
 
     Runs before :class:`~fmtprop.passes.precision.pair_quantization.PairQuantization`, which finds the numbers for which
     bytes stand.
     """
-
-    name: ClassVar[str] = "integer-products"
 
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fmtprop.errors import OptionError
 from fmtprop.ir import Graph, Node, Value
 from fmtprop.ops import Eltwise, FakeQuantize, Quantize
+from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import insert
 from fmtprop.passes.precision.mark_grids import keeps_numbers
 from fmtprop.passes.target import is_named
@@ -18,7 +18,7 @@ _NAMED = 8
 
 
 @dataclass(frozen=True)
-class KeepFloat:
+class KeepFloat(Pass):
     """Take the roundings away that some nodes read, also those behind views, maxima and concats.
 
     Their limits stay: numbers outside are the nearest limit.
@@ -29,7 +29,6 @@ class KeepFloat:
 
     #: names or origins of the nodes, with ``*`` for any text
     patterns: tuple[str, ...]
-    name: ClassVar[str] = "keep-float"
 
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from fmtprop.ir import Graph, Node, Value
 from fmtprop.layout import DataType
@@ -20,8 +19,6 @@ class KeepScores(NodePass):
 
     Requires and returns a normal graph.
     """
-
-    name: ClassVar[str] = "keep-scores"
 
     def _visit(self, graph: Graph, node: Node) -> None:
         narrow = node.results[0].dtype if node.results else None

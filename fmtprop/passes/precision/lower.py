@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from fmtprop.ir import Category, Graph, Node, OpDef, Role, Value, opdef, ports
 from fmtprop.layout import DataType
 from fmtprop.ops import Attention, MatMulNBits, Reorder, emit
+from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import shown, unused_name, way_from_compute
 from fmtprop.passes.precision.wide import is_compute, wide_values
 from fmtprop.passes.rewrites.few_rows import is_of_few_rows
 
 
 @dataclass(frozen=True)
-class LowerPrecision:
+class LowerPrecision(Pass):
     """Convert f32 computation to a narrower floating type.
 
     Compute-intensive ops read activations and weights in ``dtype`` and write it; bandwidth-limited ops, views and
@@ -35,8 +36,6 @@ class LowerPrecision:
     Requires and returns a normal graph.
     """
 
-    name: ClassVar[str] = "lower-precision"
-
     #: ``bf16``, or ``f16`` if the library has it
     dtype: DataType = DataType.BF16
 
@@ -53,7 +52,7 @@ class Computing(Protocol):
 
 
 @dataclass(frozen=True)
-class WidenPrecision:
+class WidenPrecision(Pass):
     """Compute in f32 where a model has a narrower floating type that the target cannot compute in.
 
     PyTorch's operators have no fast kernels for these types either: on a CPU with AVX-512 but without f16, a
@@ -63,8 +62,6 @@ class WidenPrecision:
 
     Requires and returns a well-formed graph.
     """
-
-    name: ClassVar[str] = "widen-precision"
 
     #: asked for the types, such as a target; nothing is widened without one
     target: Computing | None = None

@@ -7,26 +7,24 @@ offer such implementations for marked nodes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from fmtprop.ir import Category, Graph, Node, Value, opdef
 from fmtprop.ir.tensors import Constant, materialise
+from fmtprop.passes.base import Pass
 
 #: numbers of larger constants are not examined
 _LARGEST_NBYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class MarkExact:
+class MarkExact(Pass):
     """Mark nodes that must give PyTorch's special values.
 
     Requires a well-formed graph without formats, before fusion: a marked node that loses special values never becomes
     a post-op.
     """
-
-    name: ClassVar[str] = "mark-exact"
 
     #: whether to mark all nodes. Otherwise only maxima and minima that may read infinities are marked: those that come
     #: from an input, a constant or a PyTorch operator (such as a mask) without a layer with weights between.

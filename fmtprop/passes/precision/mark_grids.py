@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 
@@ -16,11 +15,12 @@ from fmtprop.ir.node import NO_GRIDS, Node, Value
 from fmtprop.layout import DataType
 from fmtprop.ops import Dequantize, DynamicQuantize, FakeQuantize
 from fmtprop.ops.evaluate import evaluate_node
+from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import constant, viewed_grid
 
 
 @dataclass(frozen=True)
-class MarkGrids:
+class MarkGrids(Pass):
     """Mark the operands and results of which all numbers lie on a grid.
 
     A grid begins at a rounding (a node or the last post-op) and at a quantized constant. Views keep it, and so do ops
@@ -28,8 +28,6 @@ class MarkGrids:
 
     Requires a well-formed graph without formats. Replaces all earlier marks but those of constants.
     """
-
-    name: ClassVar[str] = "mark-grids"
 
     def run(self, graph: Graph) -> Graph:
         """Return the marked graph."""

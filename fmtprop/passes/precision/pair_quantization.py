@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -15,12 +14,13 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import Dequantize, DynamicQuantize, FakeQuantize, Quantize
 from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.host_call import is_conversion
+from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import bypass, constant, insert, is_constant, new_constant
 from fmtprop.passes.precision.mark_grids import LIMITS, grids_of, keeps_numbers, scale_and_zero, scales_and_zeros
 
 
 @dataclass(frozen=True)
-class PairQuantization:
+class PairQuantization(Pass):
     """Make a rounding of each pair of a quantization and a dequantization, and real constants of quantized ones.
 
     A rounding of numbers that lie on its grid already, such as one behind a pooling between two others, is removed.
@@ -28,8 +28,6 @@ class PairQuantization:
     Requires a well-formed graph without formats. Quantizations of another scale, or of more than 8 bits, stay nodes. A
     dequantization is moved before views, maxima and concats of integers.
     """
-
-    name: ClassVar[str] = "pair-quantization"
 
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -55,8 +55,6 @@ class RecogniseCodes(NodePass):
     Requires a well-formed graph before constants are folded. Ensures that no product of numbers that lie on no grid
     reads a large matrix decoded from codes in groups of whole units.
     """
-
-    name: ClassVar[str] = "recognise-codes"
 
     def _visit(self, graph: Graph, node: Node) -> None:
         if not isinstance(node.attrs, InnerProduct | MatMul):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
-from typing import ClassVar
 
 import torch
 
@@ -19,6 +18,7 @@ from fmtprop.ops import Binary, Eltwise, Reduction, Reshape
 from fmtprop.ops.dynamic_quantization import DynamicQuantize, rounded
 from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.host_call import HostCall, arguments_of, is_conversion, is_elementwise
+from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import bypass, constant, insert, shown
 from fmtprop.passes.precision.mark_grids import LIMITS
 
@@ -36,13 +36,11 @@ _TOLERANCE = 2.0**-22
 
 
 @dataclass(frozen=True)
-class RecogniseDynamic:
+class RecogniseDynamic(Pass):
     """Make one op of the quantization of rows, or of a tensor, by the range of its numbers.
 
     Requires a well-formed graph without formats. Runs before :class:`IntegerProducts`, which reads the whole numbers.
     """
-
-    name: ClassVar[str] = "recognise-dynamic"
 
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph."""

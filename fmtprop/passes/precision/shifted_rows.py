@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
 
 from fmtprop.ir import Graph, Node
 from fmtprop.ops import InnerProduct, MatMul, Reshape
+from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import bypass, insert, is_constant, viewed_constant
 from fmtprop.passes.precision.mark_grids import grids_of
 
 
 @dataclass(frozen=True)
-class ShiftedRows:
+class ShiftedRows(Pass):
     """Make a matrix product of each inner product in bytes of which a factor's zero is not the byte 0.
 
     oneDNN's inner product takes no zero points. A matrix product takes them, and its weights are packed with the sums
@@ -21,8 +21,6 @@ class ShiftedRows:
 
     Requires folded constants, and no post-ops. Images of several positions stay: their formats are free.
     """
-
-    name: ClassVar[str] = "shifted-rows"
 
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import ClassVar
 
 import torch
 
 from fmtprop.ir import Category, Graph, Node, Value, opdef
 from fmtprop.ops import BatchNorm, Concat, Eltwise, FakeQuantize
+from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import is_constant, only_reader, viewed_constant
 from fmtprop.passes.precision.mark_grids import is_rounded
 
@@ -19,7 +19,7 @@ _MOST_ROUNDED = 4
 
 
 @dataclass(frozen=True)
-class BeforeConcat:
+class BeforeConcat(Pass):
     """Exchange a concat of products with the batch normalization or the function behind it.
 
     Each part then has a normalization, which is folded into its product, and a function, which the product absorbs.
@@ -30,8 +30,6 @@ class BeforeConcat:
     results alone, which nothing else reads, is only read by a function; or, if it joins channels, by a batch
     normalization with constant parameters.
     """
-
-    name: ClassVar[str] = "before-concat"
 
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fmtprop.ir import Graph, Node
 from fmtprop.ops import Permute, Shuffle
@@ -22,8 +21,6 @@ class RecogniseShuffle(NodePass):
 
     oneDNN developer guide, "Shuffle".
     """
-
-    name: ClassVar[str] = "recognise-shuffle"
 
     def _visit(self, graph: Graph, joined: Node) -> None:
         permuted = source_of(graph, joined, "reshape")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
 
 from fmtprop.ir import Graph, Node
 from fmtprop.ops import Deconv, MatMul, Reshape
@@ -23,8 +22,6 @@ class DeconvolvePixels(NodePass):
     Requires folded constants and normalizations, and a graph before fusion. Ensures that no deconvolution of one group
     with constant weights, without padding and dilation, reads one pixel.
     """
-
-    name: ClassVar[str] = "deconvolve-pixels"
 
     def _visit(self, graph: Graph, node: Node) -> None:
         attrs = node.attrs

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fmtprop.ir import Category, Graph, Node, TensorType, Value, opdef
 from fmtprop.ops import FakeQuantize, GroupNorm, Reshape
+from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import bypass, insert, only_reader
 
 
 @dataclass(frozen=True)
-class DelayReshapes:
+class DelayReshapes(Pass):
     """Exchange a reshape of a product with the element-wise op behind it, so that the product can absorb the op.
 
     Linear layers see their rows as a matrix: between the product of two matrices and its activation, or its residual
@@ -23,8 +23,6 @@ class DelayReshapes:
     Requires recognised functions and merged reshapes. Ensures that no element-wise op with such operands is the only
     reader of a reshape that is the only reader of a compute-intensive op.
     """
-
-    name: ClassVar[str] = "delay-reshapes"
 
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph."""

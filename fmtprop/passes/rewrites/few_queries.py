@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar
 
 import torch
 
@@ -36,8 +35,6 @@ class FewQueries(NodePass):
     Requires folded constants, and a graph before fusion. Ensures that a node `attention` replaces each product of a
     softmax, of at most three queries, of rows that vectors divide, without a limit of scores.
     """
-
-    name: ClassVar[str] = "few-queries"
 
     def _visit(self, graph: Graph, node: Node) -> None:
         if not is_product(graph, node) or node.post_ops:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import ClassVar
 
 from fmtprop.ir import Graph, Node, Value
 from fmtprop.ops import Binary, Concat, Expand, MatMul, Permute, Reshape
@@ -29,8 +28,6 @@ class FewRows(NodePass):
     Requires a graph before fusion. Ensures that no product of few rows is the only reader of a large concat of inputs
     or constants, or of a matrix that is repeated along a batch axis, with or without a permutation between them.
     """
-
-    name: ClassVar[str] = "few-rows"
 
     def _visit(self, graph: Graph, node: Node) -> None:
         if not is_of_few_rows(node) or node.post_ops or "bias" in graph.inputs(node.name):

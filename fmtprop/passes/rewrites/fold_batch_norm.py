@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -30,8 +30,6 @@ class FoldBatchNorm(NodePass):
 
     Requires folded constants: weights behind a view are not found. Ensures that no foldable node follows a producer.
     """
-
-    name: ClassVar[str] = "fold-batch-norm"
 
     def _visit(self, graph: Graph, node: Node) -> None:
         linear = linear_of(node)

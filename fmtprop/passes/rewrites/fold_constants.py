@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -26,8 +25,6 @@ class FoldConstants(NodePass):
     Requires a well-formed graph. Ensures that every node except inputs and constants depends on an input of the graph,
     or has no operand.
     """
-
-    name: ClassVar[str] = "fold-constants"
 
     def _visit(self, graph: Graph, node: Node) -> None:
         if not _foldable(graph, node):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Graph, Node
@@ -21,8 +21,6 @@ class FoldPadding(NodePass):
 
     Requires a well-formed graph. Ensures that no such pair is left.
     """
-
-    name: ClassVar[str] = "fold-padding"
 
     def _visit(self, graph: Graph, node: Node) -> None:
         if not isinstance(node.attrs, Conv | Pooling):

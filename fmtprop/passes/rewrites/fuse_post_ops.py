@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from fmtprop.ir import Attrs, Graph, Node, PostOp, Value, linear_of, loses_special_values, opdef, post_op_operand
 from fmtprop.ir.aliasing import aliases, overwrite_hazard, storage
@@ -12,6 +12,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops import FakeQuantize, Sum
 from fmtprop.ops.binary import COMMUTATIVE, Binary
+from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import bypass, is_constant, only_reader
 from fmtprop.passes.precision.mark_grids import is_rounded, keeps_numbers
 from fmtprop.passes.target import Target, is_optimized
@@ -21,7 +22,7 @@ _LIMIT, _OF_ROUNDING = 32, 4
 
 
 @dataclass(frozen=True)
-class FusePostOps:
+class FusePostOps(Pass):
     """Absorb eltwise, binary, prelu and residual additions into the op before them, in chains.
 
     A node is absorbed if the producer's result has no other reader, both results have the same type, and the
@@ -36,8 +37,6 @@ class FusePostOps:
 
     oneDNN developer guide, "Primitive Attributes: Post-ops".
     """
-
-    name: ClassVar[str] = "fuse-post-ops"
 
     #: the executing target. With it, a node is absorbed only if the target has optimized code for both together;
     #: otherwise two nodes with separate implementations are better than reference loops. Without it, a node that must

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import ClassVar
 
 from fmtprop.ir import Graph, Node, Value
 from fmtprop.ops import Concat, HostCall, Reshape
@@ -27,8 +26,6 @@ class JoinWrites(NodePass):
     Requires a graph without dead nodes. Ensures that no write of a floating-point tensor along one axis, without a
     step, is left.
     """
-
-    name: ClassVar[str] = "join-writes"
 
     def _visit(self, graph: Graph, node: Node) -> None:
         write = _write(graph, node)

@@ -7,22 +7,20 @@ Nested concats can all share one buffer: each new tensor is written once and nev
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fmtprop.ir import Attrs, Graph, Node, Value
 from fmtprop.layout import DataType
+from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import bypass
 
 
 @dataclass(frozen=True)
-class NestConcats:
+class NestConcats(Pass):
     """Rewrite ``concat(a, b, c)`` to ``concat(concat(a, b), c)`` if ``concat(a, b)`` exists; merge equal concats.
 
     Normal graph to normal graph, with bit-equal results. If concats copy, the number of bytes is unchanged. The gain
     is for concats in place: see :class:`fmtprop.runtime.placement.Placement`.
     """
-
-    name: ClassVar[str] = "nest-concats"
 
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph; the given one if no concat begins with another."""

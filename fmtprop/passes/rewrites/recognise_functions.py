@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import ClassVar
 
 import torch
 
@@ -13,6 +12,7 @@ from fmtprop.ir import Attrs, Graph, Node, Value, opdef
 from fmtprop.layout import DataType
 from fmtprop.ops import HostCall, emit
 from fmtprop.ops.eltwise import FUNCTIONS, Eltwise
+from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import bypass
 
 #: most steps of a function: GELU by hyperbolic tangent takes eight
@@ -31,7 +31,7 @@ _NAMED = (
 
 
 @dataclass(frozen=True)
-class RecogniseFunctions:
+class RecogniseFunctions(Pass):
     """Replace element-wise steps that together are one function that oneDNN has.
 
     Steps from one value to one result, without other readers, are evaluated in f64 on a row of numbers, and compared
@@ -39,8 +39,6 @@ class RecogniseFunctions:
 
     Requires folded constants (a factor is an attribute then). Ensures nothing: other steps stay.
     """
-
-    name: ClassVar[str] = "recognise-functions"
 
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fmtprop.ir import Graph, Node, Value
 from fmtprop.ops import FakeQuantize, GroupNorm, Reshape
@@ -21,8 +20,6 @@ class RecogniseGroupNorm(NodePass):
 
     ``torch.onnx.export``: GroupNorm up to opset 17.
     """
-
-    name: ClassVar[str] = "recognise-group-norm"
 
     def _visit(self, graph: Graph, node: Node) -> None:
         if not isinstance(node.attrs, GroupNorm):

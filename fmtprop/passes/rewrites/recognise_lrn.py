@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fmtprop.ir import Graph, Node, Value
 from fmtprop.ops import Binary, Eltwise, Lrn, Pad, Pooling
@@ -20,8 +19,6 @@ class RecogniseLrn(NodePass):
 
     ``torch.nn.functional.local_response_norm``; oneDNN developer guide, "Local Response Normalization (LRN)".
     """
-
-    name: ClassVar[str] = "recognise-lrn"
 
     def _visit(self, graph: Graph, quotient: Node) -> None:
         if not isinstance(quotient.attrs, Binary) or quotient.attrs.alg != "div":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fmtprop.ir import Graph, Node, Value
 from fmtprop.ops import Binary, Eltwise, Reduction, RmsNorm
@@ -23,8 +22,6 @@ class RecogniseRmsNorm(NodePass):
 
     ``torch.nn.functional.rms_norm``.
     """
-
-    name: ClassVar[str] = "recognise-rms-norm"
 
     def _visit(self, graph: Graph, node: Node) -> None:
         if isinstance(node.attrs, Binary) and node.attrs.alg in ("mul", "div"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import permutations
-from typing import ClassVar
 
 from fmtprop.ir import Graph, Node, Value
 from fmtprop.layout import DataType
@@ -26,8 +25,6 @@ class RecogniseRotary(NodePass):
 
     ``transformers.models.llama.modeling_llama.apply_rotary_pos_emb``; interleaved, that of ``gptj.modeling_gptj``.
     """
-
-    name: ClassVar[str] = "recognise-rotary"
 
     def _visit(self, graph: Graph, total: Node) -> None:
         if not isinstance(total.attrs, Binary) or total.attrs.alg != "add":

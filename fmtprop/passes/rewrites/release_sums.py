@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from fmtprop.ir import Graph, Node, PostOp
 from fmtprop.ir.aliasing import overwrite_hazard
 from fmtprop.ops import Binary, Sum
+from fmtprop.passes.base import Pass
 
 
 @dataclass(frozen=True)
-class ReleaseSums:
+class ReleaseSums(Pass):
     """Turn ``sum`` post-ops into ``binary`` additions if their operand must not be overwritten, or has another format.
 
     A rewrite of a normal graph can give tensors new readers (a convolution that reads a factor's source itself). Then
     rule V9 may be broken; this pass restores it. Products of bytes have another
     data type or scale than the operand. A graph that obeys the rule is returned unchanged.
     """
-
-    name: ClassVar[str] = "release-sums"
 
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph; the same object if all sums may stay."""

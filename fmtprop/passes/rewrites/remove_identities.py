@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fmtprop.ir import Category, Graph, Node, Value, opdef
 from fmtprop.ir.verify import is_identity_view
@@ -22,8 +21,6 @@ class RemoveIdentities(NodePass):
 
     Requires a well-formed graph without formats. Ensures that none of the above is left.
     """
-
-    name: ClassVar[str] = "remove-identities"
 
     def _visit(self, graph: Graph, node: Node) -> None:
         node = _merge(graph, node)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import ClassVar
 
 from fmtprop.ir import Graph, Node
 from fmtprop.layout import DataType
@@ -22,8 +21,6 @@ class SingleNumbers(NodePass):
 
     Requires folded constants. Ensures nothing: other nodes stay.
     """
-
-    name: ClassVar[str] = "single-numbers"
 
     def _visit(self, graph: Graph, node: Node) -> None:
         attrs, inputs = node.attrs, graph.inputs(node.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from fmtprop.ir import Graph, Node, Value
 from fmtprop.ops import Eltwise, LayerNorm
@@ -21,8 +20,6 @@ class ReadVariance(NodePass):
 
     Requires a well-formed graph without formats. Ensures that no such detour is left.
     """
-
-    name: ClassVar[str] = "read-variance"
 
     def _visit(self, graph: Graph, node: Node) -> None:
         own = graph.inputs(node.name).get("variance")

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fmtprop.ir import Graph, Node, Value
 from fmtprop.ops import Binary, Slice
+from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import bypass, only_reader, window
 
 
 @dataclass(frozen=True)
-class JoinAdditions:
+class JoinAdditions(Pass):
     """Rewrite ``x[:a] + y[:a]`` and ``x[a:b] + y[a:b]`` to slices of ``x[:b] + y[:b]``, along any axis.
 
     Imported graph to imported graph, with bit-equal results and as many single additions. An addition that only a
     function reads stays, since it absorbs the function.
     """
-
-    name: ClassVar[str] = "join-additions"
 
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph; the given one if there is nothing to join."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fmtprop.ir import Graph, Node, Value
 from fmtprop.ops import Binary, Concat, HostCall, Reshape
@@ -27,8 +26,6 @@ class JoinGradients(NodePass):
     Requires a graph without dead nodes. Ensures that such terms, without a step, are left only where parts overlap or
     where a place belongs to none. The other terms are added in their order.
     """
-
-    name: ClassVar[str] = "join-gradients"
 
     def _visit(self, graph: Graph, node: Node) -> None:
         if not _is_addition(graph, node) or _is_term(graph, node):

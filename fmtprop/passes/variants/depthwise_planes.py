@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import sqrt
-from typing import ClassVar
 
 import torch
 
@@ -27,8 +26,6 @@ _FEW_COLUMNS = 4
 @dataclass(frozen=True)
 class DepthwisePlanes(ExpandingPass):
     """Rewrite depthwise convolutions over one axis or three."""
-
-    name: ClassVar[str] = "depthwise-planes"
 
     #: whether a row becomes an image of one column, for wide padding, and other nodes stay
     upright: bool = False

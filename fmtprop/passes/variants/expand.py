@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 
@@ -14,6 +13,7 @@ from fmtprop.ir.op import op_of, opdef
 from fmtprop.ir.tensors import tensor_type
 from fmtprop.layout import DataType
 from fmtprop.ops import Binary, Permute, Reshape, Slice, emit
+from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import unused_name
 
 
@@ -58,14 +58,12 @@ class Expansion:
 
 
 @dataclass(frozen=True)
-class ExpandingPass(ABC):
+class ExpandingPass(Pass):
     """Rewrite nodes to several nodes with the same result; a subclass defines which nodes, and how.
 
     Normal graph to normal graph; a graph without such nodes is returned unchanged. The last node of a replacement has
     the replaced node's name. The gain depends on the machine, so a policy must compare costs.
     """
-
-    name: ClassVar[str]
 
     #: nodes to rewrite. Default: all eligible ones.
     names: Collection[str] | None = None

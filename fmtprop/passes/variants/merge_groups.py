@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar
 
 import torch
 
@@ -29,8 +28,6 @@ class MergeGroups(ExpandingPass):
 
     Exact for finite numbers. An infinity or a NaN also gives NaN in the groups that are merged with its own.
     """
-
-    name: ClassVar[str] = "merge-groups"
 
     #: the fewest groups are merged so that each has a multiple of this number of channels, or one group is left
     width: int = 16

@@ -7,8 +7,6 @@ The factors are made once, by nodes on constants, with PyTorch's formula.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
 from fmtprop.errors import GraphError
@@ -24,8 +22,6 @@ _LARGEST_SUMMAND = 100.0
 
 class NormAsConvolution(ExpandingPass):
     """Rewrite batch normalizations with constant statistics."""
-
-    name: ClassVar[str] = "norm-as-convolution"
 
     def applies(self, graph: Graph, node: Node) -> bool:
         """Whether a node is a batch normalization with finite factors and moderate summands."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
 
 from fmtprop.ir import Graph, Node, Value, result_names
 from fmtprop.ops.batch_norm_training import BatchStatistics
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.eltwise_backward import EltwiseGradient
+from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import bypass, only_reader
 from fmtprop.passes.target import Costs, Setting
 
@@ -19,7 +19,7 @@ _Settle = Callable[[Node, Mapping[str, Value]], "Node | None"]
 
 
 @dataclass(frozen=True)
-class NormWithFunction:
+class NormWithFunction(Pass):
     """Fuse functions with limits into the batch normalizations before them.
 
     The forward normalization is fused if nothing else reads its numbers. Its gradient is fused with the function's if
@@ -27,8 +27,6 @@ class NormWithFunction:
 
     Normal graph to normal graph; without such a pair, the same object.
     """
-
-    name: ClassVar[str] = "norm-with-function"
 
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph, or the same one."""

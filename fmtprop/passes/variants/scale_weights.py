@@ -8,7 +8,7 @@ weights; in the wide, early layers of a network these are a hundred times fewer 
 from __future__ import annotations
 
 from math import prod
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from fmtprop.errors import GraphError
 from fmtprop.ir import Graph, Node, Value
@@ -27,8 +27,6 @@ class ScaleWeights(ExpandingPass):
     Normal graph to normal graph. Results differ by rounding. Weights are scaled in the order [C, O], in which a matrix
     product reads them without a copy: see :meth:`pins`.
     """
-
-    name: ClassVar[str] = "scale-weights"
 
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph."""

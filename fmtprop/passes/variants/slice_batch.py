@@ -8,24 +8,22 @@ batch are views, and their results are concatenated in place, so slices cost not
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from fmtprop.ir import Attrs, Graph, Node, Role, Value, opdef, ports
 from fmtprop.ops import Concat, Slice, emit
+from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import unused_name
 from fmtprop.system.machine import last_level_cache_nbytes
 
 
 @dataclass(frozen=True)
-class SliceBatch:
+class SliceBatch(Pass):
     """Run the first layers of a network in slices of its batch.
 
     Requires and returns a normal graph. A graph without a batch, or with activations that fit, is returned unchanged.
 
     Issue "exact assignment", item 1: a batch cut into slices of N over a stretch of layers.
     """
-
-    name: ClassVar[str] = "slice-batch"
 
     images: int = 1
     #: the sliced part ends after the last layer with larger activations, for the whole batch. Default: half of the

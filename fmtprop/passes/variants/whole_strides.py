@@ -8,7 +8,6 @@ channels, 3x3, stride 2, to 27x27, oneDNN 3.2, AVX-512).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from fmtprop.errors import GraphError
 from fmtprop.ir import Graph, Node
@@ -19,8 +18,6 @@ from fmtprop.passes.variants.expand import ExpandingPass, Expansion, has_constan
 @dataclass(frozen=True)
 class WholeStrides(ExpandingPass):
     """Rewrite deconvolutions."""
-
-    name: ClassVar[str] = "whole-strides"
 
     def applies(self, graph: Graph, node: Node) -> bool:
         """Whether a node is such a deconvolution, and no post-op reads a tensor of the result's size."""

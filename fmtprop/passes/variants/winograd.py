@@ -21,7 +21,6 @@ from fractions import Fraction
 from functools import cache, cached_property
 from itertools import pairwise
 from math import inf, prod, sqrt
-from typing import ClassVar
 
 import torch
 
@@ -123,8 +122,6 @@ class Winograd(ExpandingPass):
     Rounding errors grow by :attr:`Tile.growth`; an infinity in the source spreads, as infinity or NaN, over the rows
     of its tile.
     """
-
-    name: ClassVar[str] = "winograd"
 
     #: largest expected error of a tile, relative to a direct convolution's
     most: float = inf

@@ -1,19 +1,23 @@
-"""The JSON Schema of reports, made from the dataclasses, so the two always agree.
+"""Write the JSON Schema of reports anew from the dataclasses: ``python -m scripts.report_schema``.
 
 Units are in the names: ``seconds``, ``nbytes`` (bytes), ``bytes_per_second``; shares are from 0 to 1.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from inspect import cleandoc
+from pathlib import Path
 from typing import Any
 
 from fmtprop.report.model import SCHEMA, Report
+
+TARGET = Path(__file__).resolve().parents[1] / "fmtprop" / "report" / "assets" / "report.schema.json"
 
 _SUMS = {
     "type": "array",
@@ -157,3 +161,7 @@ def _of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if origin in (Mapping, dict):
         return {"type": "object", "additionalProperties": _of(arguments[1], definitions)}
     return {"type": "object"}
+
+
+if __name__ == "__main__":
+    TARGET.write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
