@@ -3,6 +3,8 @@
 A call is passed to the importer that an op declares for its overload; without an importer, it becomes an ``aten`` node.
 This module must not know how calls are found: :mod:`fmtprop.capture.fx_import` walks over programs,
 :mod:`fmtprop.onnx.model.recording` records calls. :mod:`fmtprop.ops` owns the meaning of overloads.
+
+A call that treats both parts of complex numbers alike is one of real tensors with one more axis.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from fmtprop.capture.parts import call_of_parts
 from fmtprop.capture.torch_call import UNCHECKED, TorchCall, add_constant, tensor_type
 from fmtprop.errors import GraphError, ImportModelError, UnsupportedOpError
 from fmtprop.ir import OPSET, Graph, Importer, TensorType, Value
@@ -29,6 +30,50 @@ from fmtprop.ops.host_call import COMPLEX, STORAGE_OPS, Parts, draws_random_numb
 from fmtprop.ops.host_operator import NO_RESULT
 from fmtprop.ops.reorder import converted
 from fmtprop.ops.view_attrs import permuted
+
+#: overloads that move numbers, or add them
+_ALIKE = frozenset(
+    f"aten.{name}"
+    for name in (
+        "_unsafe_view.default", "add.Tensor", "alias.default", "cat.default", "clone.default", "copy.default",
+        "expand.default", "flip.default", "neg.default", "permute.default", "reshape.default", "roll.default",
+        "select.int", "select_scatter.default", "slice.Tensor", "slice_scatter.default", "split.Tensor",
+        "split_with_sizes.default", "squeeze.dim", "squeeze.dims", "stack.default", "sub.Tensor",
+        "transpose.int", "unbind.int", "unsqueeze.default", "view.default",
+    )
+)  # fmt: skip
+
+#: arguments with a size for each axis, and those with axes: from the end, these are one more away
+_SIZES, _AXES = ("size", "shape"), ("dim", "dim0", "dim1", "dims")
+
+
+def call_of_parts(target: str, args: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments of the call of parts; None if it is not the same call."""
+    tensors = [name for name in ("self", "other", "src", "tensors") if name in args]
+    flat = [one for name in tensors for one in (args[name] if isinstance(args[name], list) else [args[name]])]
+    if target not in _ALIKE or not all(isinstance(one, Parts) for one in flat):
+        return None
+    if isinstance(args.get("alpha"), complex) or (target == "aten.roll.default" and not args["dims"]):
+        return None
+    made = {key: _real(value) for key, value in args.items()}
+    made |= {key: [*args[key], 2] for key in _SIZES if key in args}
+    made |= {key: _moved(args[key]) for key in _AXES if key in args}
+    if target == "aten.permute.default":
+        made["dims"].append(len(made["dims"]))
+    return made
+
+
+def _real(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_real(one) for one in value]
+    return value.value if isinstance(value, Parts) else value
+
+
+def _moved(axes: Any) -> Any:
+    if isinstance(axes, list):
+        return [_moved(axis) for axis in axes]
+    return axes - 1 if axes < 0 else axes
+
 
 _LOG = logging.getLogger(__name__)
 

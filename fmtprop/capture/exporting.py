@@ -1,6 +1,6 @@
 """Export of a PyTorch module to an ``ExportedProgram``, in several attempts.
 
-Must not know graphs.
+Derivatives that a forward pass computes are traced first, since torch.export does not trace them. Must not know graphs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.func import functional_call
 from torch.fx import graph_module
 from torch.fx.experimental import _config as symbolic_shapes
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fmtprop.archive.source_text import check_keywords
-from fmtprop.capture.derivatives import with_derivatives
 from fmtprop.capture.example_of_one import allow_one, of_two
 from fmtprop.capture.export_failures import depends_on_data, export_failure
 from fmtprop.capture.state import attributes_kept, warn_of_state
@@ -32,6 +33,37 @@ from fmtprop.capture.torch_log import held_back
 from fmtprop.errors import ImportModelError
 from fmtprop.ir.structure import describe
 from fmtprop.system.locks import ProcessLock
+
+
+def with_derivatives(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a function with the calls of a module's forward pass, those of derivatives included.
+
+    It reads the module's parameters and buffers at each call. Its calls are for the sizes of the example arguments.
+    PyTorch and the module may raise anything.
+    """
+
+    def run(state: dict[str, torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return functional_call(module, state, args, kwargs)
+
+    with attributes_kept(module), torch.enable_grad():
+        given = (_state(module), tuple(args), dict(kwargs))
+        try:
+            calls = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
+            is_mixed = any(str(node.kwargs.get("device")) == "meta" for node in calls.graph.nodes)
+        except RuntimeError as error:
+            is_mixed = "devices" in str(error)
+            if not is_mixed:
+                raise
+        if is_mixed:  # in some forward derivatives, PyTorch mixes tensors without data up with those of device "meta"
+            calls = make_fx(run)(*pytree.tree_map_only(torch.Tensor, torch.clone, given))
+    for name, made in list(calls.named_buffers()):
+        setattr(calls, name, made.detach())  # numbers that PyTorch made meanwhile: they are constants of the graph
+    return lambda *args, **kwargs: calls(_state(module), args, kwargs)
+
+
+def _state(module: nn.Module) -> dict[str, torch.Tensor]:
+    return dict([*module.named_parameters(), *module.named_buffers()])
+
 
 _EXPORTING = ProcessLock()
 

@@ -39,9 +39,12 @@ from fmtprop.dnnl.kinds import (
     Deconvolution,
     Eltwise,
     GroupNormalization,
+    Gru,
     InnerProduct,
     LayerNormalization,
+    LbrGru,
     Lrn,
+    Lstm,
     Matmul,
     Pooling,
     Prelu,
@@ -52,12 +55,12 @@ from fmtprop.dnnl.kinds import (
     Shuffle,
     Softmax,
     Sum,
+    VanillaRnn,
 )
 from fmtprop.dnnl.library import Library, lib, load, loaded, raise_status, status_name
 from fmtprop.dnnl.native_memory import ExecArgs, Memory, memory_of
 from fmtprop.dnnl.primitive import Primitive, PrimitiveDesc, create
 from fmtprop.dnnl.recipe import Recipe
-from fmtprop.dnnl.recurrent import Gru, LbrGru, Lstm, VanillaRnn
 from fmtprop.dnnl.specs import SPECS, Spec, spec_of
 
 __all__ = [

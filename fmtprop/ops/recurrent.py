@@ -1,6 +1,9 @@
 """Recurrent layers: oneDNN's vanilla RNN, LSTM and GRU, one layer of one or two directions per node.
 
 PyTorch's GRU is oneDNN's linear-before-reset one, with other places of the gates.
+
+A cell, one step of a sequence, is products and element-wise functions: oneDNN's recurrent layers take longer for one
+step, 20 us for a small cell, since they serve whole sequences.
 """
 
 from __future__ import annotations
@@ -13,18 +16,81 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fmtprop.errors import ShapeError, UnsupportedOpError
-from fmtprop.ir import Attrs, Call, Linear, TensorType, Value
+from fmtprop.ir import Attrs, Call, Importer, Linear, TensorType, Value
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Primitive, Sample
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import primitive_of
 from fmtprop.ops.concat import Concat
-from fmtprop.ops.recurrent_cells import gru_cell, lstm_cell, rnn_cell
+from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.view_attrs import expanded, permuted, reshaped, windowed
 
 if TYPE_CHECKING:
     from fmtprop.ir.importing import Importer
+
+
+def _products(call: Call) -> tuple[Value, Value] | None:
+    """Return the products of the input and of the state with their weights."""
+    state, *_ = states = call["hx"] if isinstance(call["hx"], Sequence) else [call["hx"]]
+    given = [call[name] for name in ("input", "w_ih", "w_hh", "b_ih", "b_hh")]
+    if not computable(call, *states, *given) or 0 in call.results[0].dims or 0 in call.type(given[0]).dims:
+        return None
+    src, w_ih, w_hh, b_ih, b_hh = given
+    products = [
+        call.emit("inner_product", {"src": one, "weights": weights, "bias": bias}, InnerProduct())
+        for one, weights, bias in ((src, w_ih, b_ih), (state, w_hh, b_hh))
+    ]
+    return products[0], products[1]
+
+
+def _of(call: Call, alg: str, a: Value, b: Value | None = None) -> Value:
+    if b is None:
+        return call.emit("eltwise", {"src": a}, Eltwise(alg))
+    return call.emit("binary", {"src_0": a, "src_1": b}, Binary(alg))
+
+
+def _gates(call: Call, value: Value, first: int, count: int = 1) -> Value:
+    """Return gates, beside each other along the channels."""
+    states = call.results[0].dims[1]
+    return windowed(call, value, 1, first * states, count * states)
+
+
+def rnn_cell(alg: str) -> Importer:
+    """Return the importer of a vanilla cell with this function."""
+
+    def cell(call: Call) -> Value | None:
+        products = _products(call)
+        return None if products is None else _of(call, alg, _of(call, "add", *products))
+
+    return cell
+
+
+def lstm_cell(call: Call) -> tuple[Value, Value] | None:
+    """Import a cell of an LSTM: its gates are input, forget, cell, output."""
+    products = _products(call)
+    if products is None:
+        return None
+    gates = _of(call, "add", *products)
+    both = _of(call, "logistic", _gates(call, gates, 0, 2))
+    kept = _of(call, "mul", _gates(call, both, 1), call["hx"][1])
+    added = _of(call, "mul", _gates(call, both, 0), _of(call, "tanh", _gates(call, gates, 2)))
+    cell = _of(call, "add", kept, added)
+    return _of(call, "mul", _of(call, "logistic", _gates(call, gates, 3)), _of(call, "tanh", cell)), cell
+
+
+def gru_cell(call: Call) -> Value | None:
+    """Import a cell of a GRU: its gates are reset, update, new."""
+    products = _products(call)
+    if products is None:
+        return None
+    src, state = products
+    both = _of(call, "logistic", _of(call, "add", _gates(call, src, 0, 2), _gates(call, state, 0, 2)))
+    new = _of(call, "mul", _gates(call, both, 0), _gates(call, state, 2))
+    new = _of(call, "tanh", _of(call, "add", new, _gates(call, src, 2)))
+    return _of(call, "add", _of(call, "mul", _of(call, "sub", call["hx"], new), _gates(call, both, 1)), new)
+
 
 # ---------------------------------------------------------------- attributes
 

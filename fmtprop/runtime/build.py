@@ -12,10 +12,9 @@ from fmtprop.ir import Graph, Node, TensorType, Value, opdef
 from fmtprop.ir.aliasing import is_in_place, is_view, parts_of
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Target
-from fmtprop.runtime.arena import Lifetime, peak_nbytes, plan_arena
+from fmtprop.runtime.arena import Lifetime, peak_nbytes, place_parts, plan_arena, sum_operand
 from fmtprop.runtime.constants import ConstantStore, computed_nodes
 from fmtprop.runtime.packing import Once, Packing
-from fmtprop.runtime.placement import place_parts, sum_operand
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step, Turn
 from fmtprop.targets.executable import Executable, implementation, threads_here
 from fmtprop.targets.memory import check_fits, nbytes_of

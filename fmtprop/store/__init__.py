@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fmtprop.store.directory import cache_directory
-from fmtprop.store.keys import key_of
-from fmtprop.store.store import Store
+from fmtprop.store.store import Store, key_of
 
 __all__ = ["Store", "cache_directory", "key_of"]

@@ -1,14 +1,19 @@
 """The store: results found on this machine, by key.
 
 Four kinds of records: figures (measured seconds, and rates of the machine), what runs taught (their seconds, and how
-these differ from costs), verdicts (the name of the fastest plan), and passed checks. Must not know their meaning.
+these differ from costs), verdicts (the name of the fastest plan), and passed checks. A key is a hash of
+everything that a record depends on. Must not know their meaning.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import os
 import warnings
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +22,31 @@ from fmtprop.errors import LoadError
 from fmtprop.store import database
 from fmtprop.store.directory import cache_directory
 from fmtprop.system.locks import ProcessLock
+from fmtprop.system.machine import cpu_model
+
+
+def key_of(problem: Mapping[str, object]) -> str:
+    """Return the key of a problem on this machine; it includes library, instruction set, CPU and number of threads.
+
+    >>> key_of({"op": "a"}) == key_of({"op": "a"}), key_of({"op": "a"}) == key_of({"op": "b"})
+    (True, False)
+    """
+    try:
+        library = dnnl.lib()
+        where = [*library.version, library.hash, library.runtime, library.isa, _cpu(), library.threads]
+    except LoadError:  # only PyTorch's operators run here
+        import torch  # imported only here: fmtprop.dnnl works without torch
+
+        where = [torch.__version__, torch.backends.cpu.get_cpu_capability(), _cpu(), torch.get_num_threads()]
+    text = json.dumps([where, problem], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@lru_cache(maxsize=1)
+def _cpu() -> str:
+    """Return the processor's model name and the processors that this machine has."""
+    return f"{cpu_model()} x{os.cpu_count()}"
+
 
 Kind = Literal["figure", "learned", "verdict", "check"]
 

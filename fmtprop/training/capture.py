@@ -30,9 +30,8 @@ from fmtprop.compiling.options import Options
 from fmtprop.compiling.turns import Compare
 from fmtprop.errors import ImportModelError
 from fmtprop.training.attention import attention_in_parts, heads_in_parts
-from fmtprop.training.effects import join_checks, without_tokens
+from fmtprop.training.effects import join_checks, keep_factorized_side, without_tokens
 from fmtprop.training.embedding_bag import whole_embedding_bag
-from fmtprop.training.factorizations import keep_factorized_side
 from fmtprop.training.lrn import whole_lrn
 from fmtprop.training.one_hot import whole_one_hot
 from fmtprop.training.recurrent import RECURRENT, whole_recurrent

@@ -10,9 +10,8 @@ import pytest
 
 from fmtprop import dnnl
 from fmtprop.dnnl import doctor, library, locate
-from fmtprop.dnnl.elf import Build, read_build
 from fmtprop.dnnl.library import Library
-from fmtprop.dnnl.locate import Candidate, candidates, passed_over
+from fmtprop.dnnl.locate import Build, Candidate, candidates, passed_over, read_build
 from fmtprop.errors import LoadError
 from tests.dnnl.fake_library import write_library
 

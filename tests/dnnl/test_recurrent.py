@@ -10,7 +10,7 @@ import pytest
 
 from fmtprop import dnnl
 from fmtprop.dnnl import Arg, RnnFlags, spec_of
-from fmtprop.dnnl.repro import benchdnn_line
+from fmtprop.dnnl.recipe import benchdnn_line
 from fmtprop.errors import UnsupportedOpError
 from tests.dnnl.support import Array, any_of, plain, run
 from tests.dnnl.test_forward import check, rand, t, torch

@@ -9,7 +9,7 @@ import pytest
 
 from fmtprop import dnnl
 from fmtprop.dnnl import NormFlags
-from fmtprop.dnnl.repro import benchdnn_line
+from fmtprop.dnnl.recipe import benchdnn_line
 from tests.dnnl import test_recurrent
 from tests.dnnl.support import SAME, any_of, plain, tagged
 

@@ -17,7 +17,7 @@ from fmtprop.errors import GraphError, PassError
 from fmtprop.passes.optimal import Alternative, Problem, ReorderTable, Solution, cheapest_conversions, evaluate, solve
 from fmtprop.passes.optimal.elimination import eliminate, improve
 from fmtprop.passes.optimal.problem import find_cycle
-from fmtprop.passes.optimal.prune import prune
+from fmtprop.passes.optimal.solve import prune
 
 FORMATS = ("abcd", "acdb", "aBcd8b", "aBcd16b")
 

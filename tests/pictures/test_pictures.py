@@ -13,8 +13,8 @@ import pytest
 from fmtprop.errors import FormatError, ShapeError
 from fmtprop.layout import MemoryDesc
 from fmtprop.pictures.composition import compose
+from fmtprop.pictures.description import draw_text
 from fmtprop.pictures.svg import draw_svg
-from fmtprop.pictures.text import draw_text
 
 DOCS = Path(__file__).parents[2] / "docs"
 SVG = "{http://www.w3.org/2000/svg}"

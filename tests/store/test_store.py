@@ -554,7 +554,7 @@ def test_keys_differ_by_library_and_processor(monkeypatch: pytest.MonkeyPatch) -
         with monkeypatch.context() as patch:
             patch.setattr(library, name, "another")
             keys.append(key_of({"op": "x"}))
-    monkeypatch.setattr("fmtprop.store.keys._cpu", lambda: "another")
+    monkeypatch.setattr("fmtprop.store.store._cpu", lambda: "another")
     keys.append(key_of({"op": "x"}))
     assert len(set(keys)) == 1 + len(names) + 1
 

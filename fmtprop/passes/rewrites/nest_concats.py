@@ -19,7 +19,7 @@ class NestConcats(Pass):
     """Rewrite ``concat(a, b, c)`` to ``concat(concat(a, b), c)`` if ``concat(a, b)`` exists; merge equal concats.
 
     Normal graph to normal graph, with bit-equal results. If concats copy, the number of bytes is unchanged. The gain
-    is for concats in place: see :class:`fmtprop.runtime.placement.Placement`.
+    is for concats in place: see :class:`fmtprop.runtime.arena.Placement`.
     """
 
     def run(self, graph: Graph) -> Graph:
