@@ -256,11 +256,6 @@ def python_type(declaration: str, abi: Abi, *, named: bool) -> str:
 
 def render(abi: Abi) -> str:
     """Return the source of ``_abi.py``."""
-    names = list(abi.enums["dnnl_format_tag_t"].items())
-    last = abi.enums["dnnl_format_tag_t"]["format_tag_last"]
-    tags = [name for name, number in names[: last + 1] if number < last]
-    if any(names[i][1] != i for i in range(last)):
-        raise SystemExit("format tags are not numbered consecutively: render them with their numbers")
     parts = [
         HEAD,
         f"HEADER_VERSION = {abi.version}\n",
@@ -293,8 +288,6 @@ def render(abi: Abi) -> str:
             if enum != "dnnl_format_tag_t"
         )
         + "}\n",
-        "# Position = number of the tag; aliases such as nchw are left out.\n"
-        'FORMAT_TAGS: tuple[str, ...] = tuple(\n    """\n' + textwrap.fill(" ".join(tags), 110) + '\n""".split()\n)\n',
         "FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {\n"
         + "".join(
             f'    "{name}": ({result}, {render_tuple(arguments)}),\n'

@@ -22,7 +22,6 @@ from fmtprop.layout.geometry import INT64_MAX
 from fmtprop.layout.tags import LETTERS
 
 _TAG_ANY = 1
-_TAG_NUMBERS = {name: number for number, name in enumerate(_abi.FORMAT_TAGS)}
 
 
 def create(desc: MemoryDesc) -> _abi.dnnl_memory_desc_t:
@@ -100,14 +99,8 @@ def _create_dense(dims: Sequence[int], desc: MemoryDesc, tag: str) -> _abi.dnnl_
     out = _abi.dnnl_memory_desc_t()
     array = int64_array(dims, "dims")
     dtype = data_type(desc.dtype)
-    if lib().has("memory_desc_create_with_string_tag"):
-        status = lib().memory_desc_create_with_string_tag(byref(out), len(dims), array, dtype, tag.encode())
-        raise_status("dnnl_memory_desc_create_with_string_tag", status, f"{desc}, tag {tag}")
-        return out
-    if tag not in _TAG_NUMBERS:
-        raise FormatError(f"desc {desc}: this oneDNN build knows no tag {tag!r}; use a plain format")
-    status = lib().memory_desc_create_with_tag(byref(out), len(dims), array, dtype, _TAG_NUMBERS[tag])
-    raise_status("dnnl_memory_desc_create_with_tag", status, f"{desc}, tag {tag}")
+    status = lib().memory_desc_create_with_string_tag(byref(out), len(dims), array, dtype, tag.encode())
+    raise_status("dnnl_memory_desc_create_with_string_tag", status, f"{desc}, tag {tag}")
     return out
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from fmtprop import dnnl
 from fmtprop.dnnl import NativeDesc, _abi, layout_name
-from fmtprop.dnnl import build as build_module
 from fmtprop.errors import DnnlError, FormatError, ShapeError, UnsupportedOpError
 from fmtprop.layout import FormatKind, MemoryDesc
 from tests.dnnl.support import SAME, A, any_of, back, buffer, over, plain, reorder, tagged, to
@@ -28,27 +27,6 @@ def test_dense_round_trip(tag: str, dtype: str) -> None:
     assert native.nbytes == desc.nbytes
     assert (native.dims, native.data_type, layout_name(native)) == (DIMS, dtype, tag)
     assert native.fields.padded_dims == desc.padded_dims and native.fields.strides == desc.strides
-
-
-@pytest.mark.parametrize("tag", ["abcd", "acdb", "aBcd16b", "BAcd8b8a"])
-def test_without_the_unlisted_symbol(tag: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tag's number serves where a library does not export the creation from a string."""
-    library = dnnl.lib()
-
-    class Without:
-        def __getattr__(self, name: str) -> object:
-            return getattr(library, name)
-
-        def has(self, name: str) -> bool:
-            return "string_tag" not in name
-
-    monkeypatch.setattr(build_module, "lib", Without)
-    desc = MemoryDesc(DIMS, "f32", tag=tag)
-    if tag in _abi.FORMAT_TAGS:
-        assert NativeDesc(build_module.create(desc)) == NativeDesc.from_desc(desc)
-    else:
-        with pytest.raises(FormatError, match=rf"knows no tag '{tag}'; use a plain format"):
-            build_module.create(desc)
 
 
 def test_equal_descs_share_one_native() -> None:
