@@ -17,13 +17,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from fmtprop.capture.fx_import import copied
 from fmtprop.capture.in_place import ALIAS, functional_form
+from fmtprop.ops.pytorch import OpOverload, TorchDispatchMode, is_traceable_wrapper_subclass, tree_map_only
 
 _ATEN = torch.ops.aten
 _BATCH_NORM = _ATEN.batch_norm.default
@@ -213,7 +211,7 @@ class _PartsRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func._schema.is_mutable:
             raise _LeftToPyTorch
         result = func(*args, **(kwargs or {}))
-        given = pytree.tree_map_only(torch.Tensor, self.node_of, (args, dict(kwargs or {})))
+        given = tree_map_only(torch.Tensor, self.node_of, (args, dict(kwargs or {})))
         with self._at.graph.inserting_before(self._at):
             node = self._add(self._at.graph.call_function(func, *given), result)
             if isinstance(result, list | tuple):

@@ -17,7 +17,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from fmtprop.capture.torch_call import UNCHECKED, TorchCall, add_constant, tensor_type
 from fmtprop.errors import GraphError, ImportModelError, UnsupportedOpError
@@ -28,6 +27,7 @@ from fmtprop.ops.building import NATIVE_FLOATS
 from fmtprop.ops.host import make_host_call
 from fmtprop.ops.host_call import COMPLEX, STORAGE_OPS, Parts, draws_random_numbers
 from fmtprop.ops.host_operator import NO_RESULT
+from fmtprop.ops.pytorch import OpOverload
 from fmtprop.ops.reorder import converted
 from fmtprop.ops.view_attrs import permuted
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
-from torch.utils import _pytree as pytree
 
 from fmtprop.capture.specialise import Sizes
+from fmtprop.ops.pytorch import tree_flatten, tree_leaves, tree_unflatten
 
 #: the type of ``Dim.DYNAMIC`` and ``Dim.AUTO``, which may have bounds
 _HINT: type = type(Dim.AUTO)
@@ -25,11 +25,11 @@ def of_two(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Return arguments with two of what an example has one of, along axes that are marked; None if there are none."""
     twice = {id(tensor): _twice(tensor, axes) for tensor, axes in _marks(module, args, kwargs, dynamic_shapes)}
-    leaves, form = pytree.tree_flatten((args, kwargs))
+    leaves, form = tree_flatten((args, kwargs))
     found = [twice.get(id(leaf), leaf) for leaf in leaves]
     if all(one is other for one, other in zip(leaves, found, strict=True)):
         return None
-    made: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(found, form)
+    made: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(found, form)
     return made
 
 
@@ -44,7 +44,7 @@ def with_small(
 
     `small`: number of the tensor among all, axis, and size.
     """
-    leaves, form = pytree.tree_flatten((args, kwargs))
+    leaves, form = tree_flatten((args, kwargs))
     leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]  # each an object of its own
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     args, kwargs = form.unflatten(leaves)
@@ -64,7 +64,7 @@ def with_small(
 
 def allow_one(program: ExportedProgram, examples: Any) -> None:
     """Let axes of which the examples have one have one again: of axes without a range, PyTorch begins it at 2."""
-    tensors = [leaf for leaf in pytree.tree_leaves(examples) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for leaf in tree_leaves(examples) if isinstance(leaf, torch.Tensor)]
     for (_, recorded), tensor in zip(Sizes(program).inputs, tensors, strict=True):
         for size, number in zip(recorded.shape, tensor.shape, strict=True):
             symbol = getattr(size, "node", None)  # typed as a number, but it may be symbolic

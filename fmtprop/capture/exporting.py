@@ -23,7 +23,6 @@ from torch.fx import graph_module
 from torch.fx.experimental import _config as symbolic_shapes
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from fmtprop.archive.source_text import check_keywords
 from fmtprop.capture.example_of_one import allow_one, of_two
@@ -32,6 +31,7 @@ from fmtprop.capture.state import attributes_kept, warn_of_state
 from fmtprop.capture.torch_log import held_back
 from fmtprop.errors import ImportModelError
 from fmtprop.ir.structure import describe
+from fmtprop.ops.pytorch import keystr, tree_leaves, tree_leaves_with_path, tree_map, tree_map_only
 from fmtprop.system.locks import ProcessLock
 
 
@@ -55,7 +55,7 @@ def with_derivatives(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str
             if not is_mixed:
                 raise
         if is_mixed:  # in some forward derivatives, PyTorch mixes tensors without data up with those of device "meta"
-            calls = make_fx(run)(*pytree.tree_map_only(torch.Tensor, torch.clone, given))
+            calls = make_fx(run)(*tree_map_only(torch.Tensor, torch.clone, given))
     for name, made in list(calls.named_buffers()):
         setattr(calls, name, made.detach())  # numbers that PyTorch made meanwhile: they are constants of the graph
     return lambda *args, **kwargs: calls(_state(module), args, kwargs)
@@ -128,7 +128,7 @@ def export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dynam
     check_tensors(_named_leaves(args, kwargs))
     check_keywords(kwargs)
     # torch's error about a key that a graph cannot hold is not helpful
-    describe([], [], pytree.tree_map(lambda leaf: None, (args, kwargs)))
+    describe([], [], tree_map(lambda leaf: None, (args, kwargs)))
     if dynamic_shapes is not None and (twice := of_two(module, args, kwargs, dynamic_shapes)) is not None:
         with suppress(ImportModelError):  # such as a sum with an axis of one that is not marked
             program = _program(module, *twice, dynamic_shapes)
@@ -191,10 +191,10 @@ def _exported(
 
 def _in_rows(arguments: Any) -> Any:
     """Return arguments with row-major tensors; None if all are."""
-    leaves = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    leaves = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
     if all(leaf.is_contiguous() for leaf in leaves):
         return None
-    return pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.clone(memory_format=torch.contiguous_format), arguments)
+    return tree_map_only(torch.Tensor, lambda leaf: leaf.clone(memory_format=torch.contiguous_format), arguments)
 
 
 def _exported_with_derivatives(
@@ -317,15 +317,15 @@ def _forward(
 
 def _named_leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        leaves = pytree.tree_leaves_with_path((tuple(args), dict(kwargs)))
+        leaves = tree_leaves_with_path((tuple(args), dict(kwargs)))
     except ValueError as error:  # a class that is registered without names of its members
         raise ImportModelError(f"example inputs: {error} Or use a tuple, a list, a dict or a dataclass") from error
-    return {f"example input {pytree.keystr(path[1:])}": leaf for path, leaf in leaves}
+    return {f"example input {keystr(path[1:])}": leaf for path, leaf in leaves}
 
 
 def _separated(tree: Any) -> Any:
     # The exporter makes one input of two arguments that are the same tensor object, and so would the graph.
-    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), tree)
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), tree)
 
 
 @contextmanager

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from fmtprop.capture.fx_import import Calls, import_calls, placeholders, results_of
 from fmtprop.capture.torch_call import check_real, tensor_type
 from fmtprop.ir import Graph, Value
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
+from fmtprop.ops.pytorch import OpOverload
 
 
 @dataclass(frozen=True)

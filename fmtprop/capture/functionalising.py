@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 from fmtprop.archive.source_text import check_keywords, check_parameter
@@ -20,6 +19,7 @@ from fmtprop.capture.export_failures import first_lines
 from fmtprop.capture.in_place import shows_a_source, with_aliases, with_copies, with_windows
 from fmtprop.capture.run_time_checks import drop_checks, index_by_tensors
 from fmtprop.errors import IN_PLACE_REMEDY, ImportModelError
+from fmtprop.ops.pytorch import OpOverload
 
 #: where operators on tensors of the CPU are dispatched to, those without data included
 _CPU_KEYS = tuple(getattr(torch._C.DispatchKey, name) for name in ("CPU", "Meta", "AutogradCPU", "AutogradMeta"))

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx
-from torch._ops import HigherOrderOperator, OpOverload
 
 from fmtprop.capture.call_import import CallImporter, FoundCall
 from fmtprop.capture.torch_call import add_constant, by_schema, check_real
 from fmtprop.errors import ImportModelError
 from fmtprop.ir.graph import Graph
+from fmtprop.ops.pytorch import HigherOrderOperator, OpOverload
 
 #: a frame in a call's recorded stack
 _FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)', re.MULTILINE)

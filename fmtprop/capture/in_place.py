@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from fmtprop.capture.fx_import import copied
 from fmtprop.errors import ImportModelError
+from fmtprop.ops.pytorch import OpOverload
 
 #: errors of PyTorch's tracers about in-place calls that eager PyTorch computes
 _REFUSALS = ("Cannot view a tensor", "modified by an inplace operation")

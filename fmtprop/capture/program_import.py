@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
-from torch.utils import _pytree as pytree
 
 from fmtprop.capture.fx_import import import_calls, placeholders
 from fmtprop.capture.torch_call import check_real, parts_of, tensor_type
@@ -21,6 +20,7 @@ from fmtprop.errors import IN_PLACE_REMEDY, ImportModelError
 from fmtprop.ir import Graph, Value
 from fmtprop.ir.structure import Slot, describe, is_container
 from fmtprop.ops.host_call import Parts
+from fmtprop.ops.pytorch import tree_unflatten
 
 #: results that a call leaves in the module
 _STATE = {OutputKind.BUFFER_MUTATION: "buffer", OutputKind.PARAMETER_MUTATION: "parameter"}
@@ -189,7 +189,7 @@ def _bytes_reached(tensor: torch.Tensor) -> int:
 
 def _nested(slots: Sequence[Any], spec: Any, role: str) -> Any:
     _check_containers(slots, spec, role)
-    return pytree.tree_unflatten(list(slots), spec)
+    return tree_unflatten(list(slots), spec)
 
 
 def _check_containers(slots: Sequence[Any], spec: Any, role: str) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from fmtprop.archive.program_safety import check_program, check_relation
 from fmtprop.capture.exporting import exporting
@@ -21,6 +20,7 @@ from fmtprop.capture.specialise import Sizes
 from fmtprop.capture.torch_export import Exported
 from fmtprop.capture.torch_log import held_back
 from fmtprop.errors import FmtpropError, ImportModelError
+from fmtprop.ops.pytorch import tree_structure
 
 
 def text_of(exported: Exported) -> tuple[bytes, list[str]]:
@@ -36,7 +36,7 @@ def text_of(exported: Exported) -> tuple[bytes, list[str]]:
     if whole.signature is None:
         raise ImportModelError("it does not tell its arguments")
     leaves = (0,) * len(signature.user_inputs), (0,) * len(signature.user_outputs)
-    specs = pytree.tree_structure((leaves[0], {})), pytree.tree_structure(leaves[1])
+    specs = tree_structure((leaves[0], {})), tree_structure(leaves[1])
     flat = replace(whole.signature, in_spec=specs[0], out_spec=specs[1], forward_arg_names=None)
     bare._module_call_graph = [replace(whole, signature=flat)]
     bare._guards_code = []  # they name nested arguments

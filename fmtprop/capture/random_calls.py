@@ -15,6 +15,7 @@ from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 
 from fmtprop.errors import ImportModelError
 from fmtprop.ops.host_call import draws_random_numbers
+from fmtprop.ops.pytorch import OpOverload
 
 #: a function that draws the numbers of one call
 Draw = Callable[[], torch.Tensor]
@@ -130,7 +131,7 @@ def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: fx.Node, kw
 def drawer(node: fx.Node) -> Draw | None:
     """Return a function that draws the numbers of a call; None if the call draws none."""
     if node.target not in (_noise, _filled):
-        if not isinstance(node.target, torch._ops.OpOverload):
+        if not isinstance(node.target, OpOverload):
             return None
         names = (argument.name for argument in node.target._schema.arguments)
         given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}

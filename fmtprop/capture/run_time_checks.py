@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from fmtprop.capture.fx_import import origin_of
 from fmtprop.capture.torch_call import UNCHECKED
+from fmtprop.ops.pytorch import OperatorBase, OpOverload
 
 #: where a view begins in memory: PyTorch checks it of its own accord, and an indexing checks its positions
 _START = torch.ops.aten.sym_storage_offset.default
@@ -92,4 +92,4 @@ def _is_check(node: fx.Node) -> bool:
 
 def _makes_tensors(node: fx.Node) -> bool:
     """Return whether a node is an output, or a call of an operator: other calls compute with numbers."""
-    return node.op != "call_function" or isinstance(node.target, torch._ops.OperatorBase)
+    return node.op != "call_function" or isinstance(node.target, OperatorBase)

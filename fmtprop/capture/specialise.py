@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import TensorArgument
@@ -21,6 +20,7 @@ from fmtprop.capture.fx_import import Calls, placeholders
 from fmtprop.capture.program_import import user_inputs
 from fmtprop.capture.run_time_checks import reads_a_number
 from fmtprop.errors import ImportModelError, InputError
+from fmtprop.ops.pytorch import HigherOrderOperator, OpOverload
 
 #: PyTorch's folder, and the parts of it that compute types and strides of results
 _TORCH = Path(torch.__file__).parent

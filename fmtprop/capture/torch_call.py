@@ -11,13 +11,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from fmtprop.errors import GraphError, ImportModelError, ShapeError
 from fmtprop.ir import Attrs, Graph, TensorType, Value, tensors
 from fmtprop.ir.tensors import materialise, torch_dtype
 from fmtprop.layout import DataType
 from fmtprop.ops import emit
+from fmtprop.ops.pytorch import OpOverload
 
 #: data types of constants that importers may read as numbers
 _SCALAR_DTYPES = frozenset({DataType.F32, DataType.F64, DataType.BF16, DataType.F16, DataType.S32, DataType.S64})

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import TensorArgument
-from torch.utils import _pytree as pytree
 
 from fmtprop.capture.example_of_one import with_small
 from fmtprop.capture.examples import check_examples
@@ -29,6 +28,7 @@ from fmtprop.errors import ImportModelError, InputError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.structure import nested_alike
 from fmtprop.ir.verify import Stage, verify
+from fmtprop.ops.pytorch import tree_leaves
 
 
 def from_torch(
@@ -195,7 +195,7 @@ def _exported(
     program = functionalised(program)  # a loaded program loses its guards here
     signature = None if isinstance(module, ExportedProgram) else inspect.signature(module.forward)
     without = example_inputs is None and not kwargs
-    leaves = Sizes(program).hints if without else pytree.tree_leaves((example_inputs, kwargs))
+    leaves = Sizes(program).hints if without else tree_leaves((example_inputs, kwargs))
     examples = [leaf.to("meta") for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if Sizes(program).are_fixed and reads_constants(program):
         program = specialised(program, examples)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fmtprop import dnnl
 from fmtprop.compiling.compilation import Compilation
@@ -20,6 +19,7 @@ from fmtprop.compiling.shapes import Shapes
 from fmtprop.errors import LoadError, OptionError, PlanError
 from fmtprop.ir.graph import Graph
 from fmtprop.layout import MemoryDesc
+from fmtprop.ops.pytorch import without_modes
 from fmtprop.runtime.agreement import error_of_output
 from fmtprop.system import collector
 
@@ -37,7 +37,7 @@ def compile_graph(
     with (
         torch.autocast("cpu", enabled=False),
         torch.inference_mode(mode=False),
-        _disable_current_modes(),
+        without_modes(),
         collector.paused(),
     ):
         if dnnl.fork_guard():

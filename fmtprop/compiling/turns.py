@@ -7,8 +7,8 @@ from itertools import count
 from math import inf
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
+from fmtprop.ops.pytorch import without_modes
 from fmtprop.system.timing import Stopwatch
 
 #: least and most timed runs of each side after the first ones, and seconds after which the least are enough
@@ -45,7 +45,7 @@ def compare(
     """
     sides, is_disturbed = (ours, theirs), False
     # AOTAutograd watches each operator of a function's first call
-    with _disable_current_modes(), watch or Stopwatch(of_thread=torch.get_num_threads() == 1) as stopwatch:
+    with without_modes(), watch or Stopwatch(of_thread=torch.get_num_threads() == 1) as stopwatch:
 
         def seconds(at: int, rests: bool) -> float:
             nonlocal is_disturbed

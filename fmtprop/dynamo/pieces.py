@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from fmtprop.capture.call_import import importers
 from fmtprop.capture.fx_import import copied, placeholders, results_of
 from fmtprop.ir.op import opdef
 from fmtprop.ops.host_call import draws_random_numbers
+from fmtprop.ops.pytorch import OpOverload
 
 _ATEN = torch.ops.aten
 

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fmtprop.dnnl.output import flush_output
 from fmtprop.errors import FmtpropError
+from fmtprop.ops.pytorch import TorchDispatchMode
 from fmtprop.verbose import Execution, executions_of
 from fmtprop.verbose.parse import MARKER
 

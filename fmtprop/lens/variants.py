@@ -16,6 +16,7 @@ from fmtprop.api import compile as compile_model
 from fmtprop.errors import FmtpropError
 from fmtprop.lens.gain import LEAST_TURNS, LONGEST_SECONDS, WAYS, Gain, Measurement, gain_of
 from fmtprop.lens.tracer import logging, output_of
+from fmtprop.ops.pytorch import tree_flatten, tree_map_only
 from fmtprop.runtime.agreement import error_of_numbers
 from fmtprop.system.printable import first_line
 from fmtprop.system.timing import seconds_of
@@ -130,9 +131,9 @@ VARIANTS: dict[str, Callable[[torch.nn.Module, Sequence[torch.Tensor]], Run]] = 
 
 
 def _flat(result: Any) -> list[torch.Tensor]:
-    leaves, _ = torch.utils._pytree.tree_flatten(result)
+    leaves, _ = tree_flatten(result)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _dense(result: Any) -> Any:
-    return torch.utils._pytree.tree_map_only(torch.Tensor, lambda x: x.to_dense() if x.is_mkldnn else x, result)
+    return tree_map_only(torch.Tensor, lambda x: x.to_dense() if x.is_mkldnn else x, result)

@@ -16,13 +16,13 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
 
 from fmtprop.errors import GraphError, UnsupportedOpError
 from fmtprop.ir.json_text import parse_json
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType
+from fmtprop.ops.pytorch import OpOverload, OpOverloadPacket
 
 #: namespaces of overloads that a file may name: functions of tensors, which do not read or write files
 NAMESPACES = ("aten", "prims", "torchvision")

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from fmtprop.errors import InputError
 from fmtprop.ir import Category, Node, linear_of, opdef
 from fmtprop.ops import Eltwise, FakeQuantize, Lookup, Sum
 from fmtprop.ops.evaluate import evaluate_node
+from fmtprop.ops.pytorch import tree_leaves
 from fmtprop.report.files import WrittenAsJson
 from fmtprop.report.sketch import computes_in, op_with_tail
 from fmtprop.runtime.plan import Plan

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fmtprop import dnnl
 from fmtprop.errors import InputError, PlanError
+from fmtprop.ops.pytorch import without_modes
 from fmtprop.runtime.boundary import Boundary
 from fmtprop.runtime.context import Context
 from fmtprop.runtime.executor import Executor, outside
@@ -110,7 +110,7 @@ class Halves:
         lease = self._leased[number]
         lease.holders.discard(holder)
         if not lease.holders and self._leased.pop(number, None) is not None:
-            with _disable_current_modes():  # the collector may call this while PyTorch traces another program
+            with without_modes():  # the collector may call this while PyTorch traces another program
                 lease.give_back()
 
     @staticmethod

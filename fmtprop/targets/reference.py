@@ -13,13 +13,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fmtprop.ir import Bytes, Category, Node, Reads, opdef, result_names
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.building import several
+from fmtprop.ops.pytorch import TorchDispatchMode, tree_leaves
 from fmtprop.ops.without_data import by_rule
 from fmtprop.passes.assignment.formats import channels_last, like, plain, worth_trying
 from fmtprop.passes.precision.in_bytes import in_reals

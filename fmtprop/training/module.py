@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import fx, nn
 from torch._dynamo import external_utils
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fmtprop import dnnl
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.turns import Compare
 from fmtprop.errors import FmtpropError, ImportModelError, InputError, OptionError, PlanError
+from fmtprop.ops.pytorch import tree_leaves, tree_map_only
 from fmtprop.targets.registry import provider
 from fmtprop.training.capture import training_backend
 from fmtprop.training.plain import PlainCalls

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from fmtprop.capture.fx_import import placeholders, results_of
+from fmtprop.ops.pytorch import OpOverload
 
 _ATEN = torch.ops.aten
 

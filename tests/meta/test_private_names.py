@@ -16,6 +16,24 @@ import fmtprop
 
 ROOT = Path(fmtprop.__file__).parent
 
+#: the only files that use private names: each is about the part of PyTorch that it names; what several need is ops/pytorch.py
+FILES = frozenset(
+    f"{room}/{name}.py"
+    for room, names in {
+        "archive": "program_safety",
+        "bench": "peers training",
+        "capture": "export_failures exporting functionalising in_place program_text random_calls run_time_checks specialise",
+        "dynamo": "artifacts backend explanation saved_graph",
+        "lens": "tracer variants",
+        "onnx/model": "graph recording operators/elementwise operators/recurrent operators/values",
+        "ops": "eltwise host host_call host_operator pooling prelu pytorch",
+        "runtime": "boundary direct output",
+        "targets": "bound memory mkldnn/dispatcher mkldnn/fused mkldnn/inspection",
+        "training": "capture effects hooks module step",
+    }.items()
+    for name in names.split()
+)
+
 
 def dotted(node: ast.AST, names: dict[str, str]) -> str | None:
     """Return the full name that an expression such as ``torch._C.x`` has, by the file's imports."""
@@ -79,6 +97,10 @@ def test_this_pytorch_has_each_private_name():
         except (AttributeError, ImportError) as error:
             missing.append(f"{name}, which {', '.join(users)} use: {error}")
     assert missing == []
+
+
+def test_no_other_file_uses_private_names():
+    assert {file for users in users_of_names().values() for file in users} == FILES
 
 
 def test_a_name_that_is_missing_fails():

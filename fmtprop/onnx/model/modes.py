@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from fmtprop.ops.pytorch import TorchDispatchMode
 from fmtprop.ops.without_data import result_of, without_data
 
 

@@ -14,12 +14,12 @@ from operator import attrgetter
 from typing import Any, Final
 
 import torch
-from torch._ops import OpOverload
 
 from fmtprop.errors import ImportModelError
 from fmtprop.ir.tensors import map_tensors
 from fmtprop.onnx.model import limits
 from fmtprop.onnx.model.modes import CallMode
+from fmtprop.ops.pytorch import OpOverload
 from fmtprop.ops.without_data import result_of
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch._C import _len_torch_dispatch_stack
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fmtprop.errors import ImportModelError
 from fmtprop.onnx.model import limits
+from fmtprop.ops.pytorch import without_modes
 from fmtprop.ops.without_data import has_unknown
 
 
@@ -60,7 +60,7 @@ def data(value: torch.Tensor, subject: str) -> np.ndarray[Any, Any]:
     with torch._C.DisableTorchFunctionSubclass():  # no call of a traced constant
         if not _len_torch_dispatch_stack():
             return _array(value)
-        with _disable_current_modes():  # numpy() makes a call, too
+        with without_modes():  # numpy() makes a call, too
             return _array(value)
 
 
@@ -70,7 +70,7 @@ def _array(value: torch.Tensor) -> np.ndarray[Any, Any]:
 
 def known(value: Any) -> torch.Tensor:
     """Return a number or a list as a tensor that tracers take as a constant."""
-    with _disable_current_modes():
+    with without_modes():
         return torch.tensor(value)
 
 
