@@ -16,13 +16,14 @@ import fmtprop
 
 ROOT = Path(fmtprop.__file__).parent
 
-#: the only files that use private names: each is about the part of PyTorch that it names; what several need is ops/pytorch.py
+#: the only files that use private names, each those of its subject; what several need is in ops/pytorch.py
 FILES = frozenset(
     f"{room}/{name}.py"
     for room, names in {
         "archive": "program_safety",
         "bench": "peers training",
-        "capture": "export_failures exporting functionalising in_place program_text random_calls run_time_checks specialise",
+        "capture": "export_failures exporting functionalising in_place program_text random_calls run_time_checks "
+        "specialise",
         "dynamo": "artifacts backend explanation saved_graph",
         "lens": "tracer variants",
         "onnx/model": "graph recording operators/elementwise operators/recurrent operators/values",
