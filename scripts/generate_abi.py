@@ -285,7 +285,7 @@ def render(abi: Abi) -> str:
         + "".join(
             f'    "{enum}": {{\n{render_numbers(values)}\n    }},\n'
             for enum, values in abi.enums.items()
-            if enum != "dnnl_format_tag_t"
+            if is_called(enum)
         )
         + "}\n",
         "FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {\n"

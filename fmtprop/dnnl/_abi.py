@@ -179,14 +179,6 @@ ENUMS: dict[str, dict[str, int]] = {
         "f8_e5m2": 9, "f8_e4m3": 10, "s4": 11, "u4": 12, "e8m0": 13, "f4_e2m1": 14, "f4_e3m0": 15, "s64": 16,
         "data_type_max": 32767,
     },
-    "dnnl_fpmath_mode_t": {
-        "fpmath_mode_strict": 0, "fpmath_mode_bf16": 1, "fpmath_mode_f16": 2, "fpmath_mode_any": 3,
-        "fpmath_mode_tf32": 4,
-    },
-    "dnnl_accumulation_mode_t": {
-        "accumulation_mode_strict": 0, "accumulation_mode_relaxed": 1, "accumulation_mode_any": 2,
-        "accumulation_mode_s32": 3, "accumulation_mode_f32": 4, "accumulation_mode_f16": 5,
-    },
     "dnnl_engine_kind_t": {
         "any_engine": 0, "cpu": 1, "gpu": 2,
     },
@@ -197,12 +189,6 @@ ENUMS: dict[str, dict[str, int]] = {
     "dnnl_format_kind_t": {
         "format_kind_undef": 0, "format_kind_any": 1, "blocked": 2, "format_kind_opaque": 3, "format_kind_sparse": 4,
         "format_kind_host_scalar": 5, "format_kind_max": 32767,
-    },
-    "dnnl_sparse_encoding_t": {
-        "sparse_encoding_undef": 0, "csr": 1, "packed": 2, "coo": 3, "grouped": 4,
-    },
-    "dnnl_profiling_data_kind_t": {
-        "profiling_data_kind_undef": 0, "profiling_data_kind_time": 1, "profiling_data_max": 32767,
     },
     "dnnl_prop_kind_t": {
         "prop_kind_undef": 0, "forward_training": 64, "forward_inference": 96, "forward": 64, "backward": 128,
@@ -247,13 +233,6 @@ ENUMS: dict[str, dict[str, int]] = {
     },
     "dnnl_scratchpad_mode_t": {
         "scratchpad_mode_library": 0, "scratchpad_mode_user": 1,
-    },
-    "dnnl_rounding_mode_t": {
-        "rounding_mode_environment": 0, "rounding_mode_stochastic": 1,
-    },
-    "dnnl_quantization_mode_t": {
-        "quantization_mode_undef": 0, "quantization_mode_static_sazp": 1, "quantization_mode_dynamic_mx": 2,
-        "quantization_mode_dynamic_fp": 3,
     },
     "dnnl_query_t": {
         "query_undef": 0, "query_engine": 1, "query_primitive_kind": 2, "query_num_of_inputs_s32": 3,
