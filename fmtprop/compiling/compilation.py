@@ -22,6 +22,7 @@ from fmtprop.ir.footprint import weights_nbytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.tensors import defer
 from fmtprop.passes.base import Observer
+from fmtprop.passes.pipeline import STRUCTURAL
 from fmtprop.runtime import Plan
 from fmtprop.runtime.build import Draft
 from fmtprop.runtime.constants import ConstantStore
@@ -49,7 +50,8 @@ class Compilation(Planned):
     `owned`: whether the compilation alone has the graph's constants: each is dropped when it is packed, so memory never
     holds all weights twice. `shared`: packed forms of the model's tensors that plans for other shapes have. `sibling`:
     the plan of another shape: its choices are taken where they are possible. `alike`: likenesses of the primitives that
-    passed in plans for other shapes, to which this plan's are added. `imported`, `normal`, `formatted`: after
+    passed in plans for other shapes, to which this plan's are added. `idle`: passes that change nothing for any shape.
+    `imported`, `normal`, `formatted`: after
     the import, the rewrites and the choice of formats. `precision`: the data type that compute-intensive ops really run
     in. `tuning`: where the costs of the `optimal` assignment came from. `certificate`: how good the `optimal`
     assignment is by its costs. `race`: how long the plans took that were run against each other. `wrong`: primitives
@@ -71,11 +73,13 @@ class Compilation(Planned):
         shared: SharedForms | None = None,
         sibling: Entrant | None = None,
         alike: set[object] | None = None,
+        idle: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__(options, PackedForms(shared), owned=owned)
         self.imported = imported
         self._sibling = self._like = sibling
         self._alike = alike
+        self.idle = idle
         self._last = perf_counter()
         self._attempts = Attempts()
         limited = not (options.tuning.is_patient or options.deterministic) and options.tune_budget is None
@@ -105,10 +109,13 @@ class Compilation(Planned):
 
     def normalise(self, observer: Observer | None = None) -> Graph:
         """Bring the imported graph to normal form."""
-        options = self.options
+        options, graph = self.options, defer(self.imported)
+        idle = None
+        if self._alike is not None and self._sibling is None:  # for the model's next shapes
+            observer = idle = _Idle(graph, observer)
         self._begin("")
         self.normal, self.precision = normalise(
-            defer(self.imported),
+            graph,
             options.dtype,
             observer,
             target=self._target,
@@ -116,7 +123,9 @@ class Compilation(Planned):
             weights=options.weights,
             keep_float=tuple(options.keep_float),
             like=None if self._sibling is None else self._sibling.graph,
+            idle=self.idle,
         )
+        self.idle = self.idle if idle is None else frozenset(idle.names & STRUCTURAL)
         if self.owned:  # of folded weights, only the results are kept
             self.imported.constants.clear()
             make_room(self.normal)
@@ -207,3 +216,18 @@ class Compilation(Planned):
             for target in (self._target, self._fallback):
                 target.reject(mismatch.node)
         self._selection.readers = [mismatch.reader for mismatch in wrong if mismatch.reader is not None]
+
+
+class _Idle:
+    """An observer of passes that notes those that change nothing."""
+
+    def __init__(self, graph: Graph, others: Observer | None) -> None:
+        self._graph, self._others = graph, others
+        self.names: set[str] = set()
+
+    def __call__(self, name: str, graph: Graph) -> None:
+        if graph.is_copy_of(self._graph):
+            self.names.add(name)
+        self._graph = graph
+        if self._others is not None:
+            self._others(name, graph)

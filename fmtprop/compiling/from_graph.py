@@ -51,13 +51,14 @@ def compile_graph(
 def _compile_graph(graph: Graph, options: Options, owned: bool, shapes: Shapes | None) -> CompiledModel:
     _check_boundary(graph, options.boundary)
     forms, alike = (None, None) if shapes is None else (shapes.forms, shapes.alike)
+    idle = frozenset() if shapes is None else shapes.idle(graph)
     sibling, is_similar = (None, True) if shapes is None else shapes.nearest(graph)
     if not is_similar and options.replan == "now":
         sibling = None
     is_quick = options.is_lazy and sibling is None
     first = replace(options, policy=QUICK, tune="model", confirm=False) if is_quick else options
     is_owned = owned and options.verify != "full"
-    compilation = Compilation(graph, first, owned=is_owned, shared=forms, sibling=sibling, alike=alike)
+    compilation = Compilation(graph, first, owned=is_owned, shared=forms, sibling=sibling, alike=alike, idle=idle)
     compilation.run()
     if shapes is not None and not is_quick:
         shapes.note(compilation)

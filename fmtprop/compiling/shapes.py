@@ -28,6 +28,7 @@ class Shapes:
         self.forms = SharedForms(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
         #: likenesses of the primitives that passed their check
         self.alike: set[object] = set()
+        self._idle: dict[object, frozenset[str]] = {}
         #: sizes of the inputs, and the plan, of shapes with choices of their own
         self._chosen: list[tuple[tuple[int, ...], Entrant]] = []
 
@@ -38,8 +39,14 @@ class Shapes:
         distance, plan = min(known, key=lambda one: one[0], default=(inf, None))
         return plan, distance <= _SIMILAR
 
+    def idle(self, imported: Graph) -> frozenset[str]:
+        """Return the passes that changed nothing in a graph of the same nodes and types, with other sizes."""
+        return self._idle.get(_structure(imported), frozenset())
+
     def note(self, compilation: Compilation) -> None:
         """Take note of a finished compilation."""
+        if compilation.idle:
+            self._idle.setdefault(_structure(compilation.imported), compilation.idle)
         if not compilation.is_like_another_shape:
             self._chosen = [*self._chosen, (_sizes(compilation.imported), compilation.kept)][-_MOST:]
 
@@ -49,6 +56,10 @@ class Shapes:
         `is_checked`: whether its primitives passed their check there, on a machine like this one.
         """
         self._chosen.append((_sizes(formatted), entrant_of(formatted, rewrite, is_checked=is_checked)))
+
+
+def _structure(imported: Graph) -> object:
+    return tuple((name, node.op, *(type_.dtype for type_ in node.results)) for name, node in imported.entries())
 
 
 def _sizes(imported: Graph) -> tuple[int, ...]:

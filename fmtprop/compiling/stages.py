@@ -6,7 +6,7 @@ Owns the list of passes before format assignment. :mod:`fmtprop.compiling.compil
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from fmtprop import dnnl
@@ -51,16 +51,18 @@ def normalise(
     weights: str | None = None,
     keep_float: tuple[str, ...] = (),
     like: Graph | None = None,
+    idle: Collection[str] = (),
 ) -> tuple[Graph, str]:
     """Bring an imported graph to normal form.
 
     `keep_float`: patterns of the nodes that read numbers without their roundings. `like`: the formatted graph of
-    another shape of the model. Raises PassError if a pass failed, or its result breaks a rule; UnsupportedOpError if
-    the target has no f16 on this CPU; OptionError if a pattern of `keep_float` is of no quantized node.
+    another shape of the model. `idle`: names of passes to leave out. Raises PassError if a pass failed, or its result
+    breaks a rule; UnsupportedOpError if the target has no f16 on this CPU; OptionError if a pattern of `keep_float` is
+    of no quantized node.
     """
     target = target or OneDnnTarget()
     real = _computed_in(target, dtype)
-    passes = _passes(target, special_values, keep_float, like)
+    passes = tuple(one for one in _passes(target, special_values, keep_float, like) if one.name not in idle)
     normal = Pipeline(passes, Stage.NORMAL, like is not None).run(graph, observer)
     if weights is not None:
         normal = CompressWeights(BITS[weights]).run(normal)

@@ -101,3 +101,17 @@ NORMALISE: tuple[Pass, ...] = (
     # last, since grids tell which sums are none of bytes
     ReleaseSums(),
 )
+
+#: passes that ask for ops, types and constants, hardly for sizes: where one changed nothing for a shape of a model, it
+#: is left out for the others. None is needed for right results.
+STRUCTURAL: frozenset[str] = frozenset(
+    one.name
+    for one in NORMALISE
+    if isinstance(
+        one,
+        JoinWrites | JoinGradients | ReadVariance | RecogniseCodes | RecogniseDynamic | DynamicPairs | IntegerProducts
+        | SingleNumbers | RecogniseShuffle | RecogniseFunctions | RecogniseRmsNorm | RecogniseRotary
+        | RecogniseGroupNorm | RecogniseLrn | FoldPadding | BeforeConcat | FoldBatchNorm | CentredWeights | ShiftedRows
+        | JoinAdditions | NestConcats,
+    )
+)  # fmt: skip

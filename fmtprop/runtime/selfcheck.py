@@ -84,11 +84,12 @@ def check_steps(
     plans for other shapes: what differs in sizes alone is right, too. Those of a plan that passes are added.
     """
     steps = [step for step in steps if implementation(step.node).needs_check(step.node)]
-    steps = [step for step in steps if not known or not _is_known(step, known)]
+    likeness = _Likenesses()
+    steps = [step for step in steps if not known or not likeness.is_known(step, known)]
     covered = {node.name for step in steps for node in step.packing.values()}
     # nodes that do not pack for a step: their readers are others
     alone = [node for node in packed if _is_readable(node) and node.name not in covered]
-    alone = [node for node in alone if not known or likeness_in_model(node) not in known]
+    alone = [node for node in alone if not known or likeness.of_node(node) not in known]
     distinct: dict[object, Step | Node] = {}
     for step in steps:
         distinct.setdefault(_likeness(step), step)
@@ -102,8 +103,8 @@ def check_steps(
     for key, one in work.items():
         if store.has_passed(key):
             continue
-        likeness = _key(one, hashed=_likeness_key)
-        if likeness in alike:  # it is not recorded: of another model, it may be the one that is checked
+        rough = _key(one, hashed=_likeness_key)
+        if rough in alike:  # it is not recorded: of another model, it may be the one that is checked
             continue
         # steps of several sizes are alike when they are cut down
         small = _key(one, room)
@@ -113,26 +114,42 @@ def check_steps(
                 mismatches.append(wrong)
                 continue
         passed |= {key, small}
-        alike.add(likeness)
+        alike.add(rough)
     store.add_passed(passed)
     if known is not None and not mismatches:
-        known |= _likenesses_in_model(steps, alone)
+        known |= likeness.of_all(steps, alone)
     return mismatches
 
 
 def likenesses(plan: Plan) -> set[object]:
     """Return the likenesses of a plan that passed, as :func:`check_steps` knows them."""
     steps = [step for step in plan.steps if implementation(step.node).needs_check(step.node)]
-    return _likenesses_in_model(steps, filter(_is_readable, plan.packed))
+    return _Likenesses().of_all(steps, filter(_is_readable, plan.packed))
 
 
-def _likenesses_in_model(steps: Iterable[Step], packed: Iterable[Node]) -> set[object]:
-    packers = (node for step in steps for node in step.packing.values())
-    return {_likeness_of_step(step) for step in steps} | {likeness_in_model(node) for node in (*packers, *packed)}
+class _Likenesses:
+    """Likenesses within a model, each made once for equal nodes of one implementation."""
 
+    def __init__(self) -> None:
+        self._made: dict[object, object] = {}
 
-def _likeness_of_step(step: Step) -> tuple[object, ...]:
-    return likeness_in_model(step.node), _adds_in_place(step)
+    def of_node(self, node: Node) -> object:
+        operands = tuple(_choice(node).operands.items())
+        key = id(implementation(node)), node.op, node.attrs, node.post_ops, operands, node.descs
+        if key not in self._made:
+            self._made[key] = likeness_in_model(node)
+        return self._made[key]
+
+    def of_step(self, step: Step) -> object:
+        return self.of_node(step.node), _adds_in_place(step)
+
+    def is_known(self, step: Step, known: Container[object]) -> bool:
+        """Return whether a step, and what packed its operands, is alike to those that passed."""
+        return self.of_step(step) in known and all(self.of_node(node) in known for node in step.packing.values())
+
+    def of_all(self, steps: Iterable[Step], packed: Iterable[Node]) -> set[object]:
+        packers = (node for step in steps for node in step.packing.values())
+        return {self.of_step(step) for step in steps} | {self.of_node(node) for node in (*packers, *packed)}
 
 
 def _wrong(node: Node, room: _Room) -> Mismatch | None:
@@ -183,12 +200,6 @@ def _key(one: Step | Node, room: _Room | None = None, hashed: Callable[[Node], s
         return key
     packers = {name: hashed(packer) for name, packer in packing.items()}
     return key_of({"step": key, "packing": packers, "in_place": in_place})
-
-
-def _is_known(step: Step, known: Container[object]) -> bool:
-    """Whether a step, and what packed its operands, is alike to those that passed."""
-    packers = step.packing.values()
-    return _likeness_of_step(step) in known and all(likeness_in_model(node) in known for node in packers)
 
 
 def _adds_in_place(step: Step) -> bool:

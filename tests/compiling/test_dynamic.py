@@ -184,7 +184,7 @@ def test_a_filtered_kernel_is_transformed_once_for_all_shapes(monkeypatch) -> No
     only_filtered(monkeypatch)
     names = _packed(monkeypatch)
     model, sizes = nn.Conv2d(32, 48, 3, padding=1), {2: Dim("h", min=2, max=64), 3: Dim("w", min=2, max=64)}
-    net = fp.compile(model, torch.randn(1, 32, 24, 24), tune="model", dynamic_shapes=(sizes,))
+    net = fp.compile(model, torch.randn(1, 32, 24, 24), deterministic=True, dynamic_shapes=(sizes,))
     packed = [name for name in names if ".kernel_" in name]
     assert packed
     for height, width in ((18, 31), (25, 24)):  # whole tiles, and a part of one
@@ -198,6 +198,17 @@ def test_a_filtered_kernel_is_transformed_once_for_all_shapes(monkeypatch) -> No
     x = torch.randn(1, 32, 21, 33)
     torch.testing.assert_close(net(x), model(x), rtol=1e-3, atol=1e-4)
     assert [name for name in names if ".kernel_" in name]
+
+
+def test_passes_that_changed_nothing_are_left_out_for_later_shapes() -> None:
+    model, net = _compiled()
+    x, scale = _call(3, 13)
+    torch.testing.assert_close(net(x, scale=scale)["logits"], model(x, scale=scale)["logits"], rtol=1e-4, atol=1e-5)
+    later = net.plan_for(x, scale=scale).compilation
+    fresh = fp.compile(model, x, kwargs={"scale": scale}, tune="model").compilation
+    assert "recognise-lrn" in later.idle
+    assert "few-rows" not in later.idle  # it asks for sizes
+    assert [(node.op, node.post_ops) for node in later.normal] == [(node.op, node.post_ops) for node in fresh.normal]
 
 
 def test_weights_that_changed_are_packed_again(monkeypatch) -> None:
