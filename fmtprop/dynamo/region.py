@@ -230,6 +230,8 @@ class Region:
             return self._eager(f"its weights have changed {self._changes} times")
         if not all(type(value) in (torch.Tensor, torch.nn.Parameter, int) and _is_here(value) for value in args):
             return self._eager("an input is not a plain tensor in the CPU's memory")
+        if any(weight.is_inference() for weight in weights):
+            return self._eager("a weight was made in inference mode: PyTorch does not count its changes")
         packed = Weights(weights)
         try:
             functional, options = self._imported(args)
@@ -344,4 +346,4 @@ def _tell(outcome: Ready) -> None:
 def _is_here(value: Any) -> bool:
     if not isinstance(value, torch.Tensor):
         return True
-    return value.device.type == "cpu" and value.layout == torch.strided and not value.is_inference()
+    return value.device.type == "cpu" and value.layout == torch.strided

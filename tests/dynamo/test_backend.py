@@ -376,6 +376,23 @@ def test_weights_without_a_version_are_not_packed():
 
 
 @pytest.mark.usefixtures("always")
+def test_plans_read_tensors_that_were_made_in_inference_mode():
+    model = network()
+    run, regions = compiled(model)
+    with torch.inference_mode():
+        x = image().mul(2)
+        assert x.is_inference()
+        for _ in range(2):
+            assert_alike(model, run, x)
+    with torch.no_grad():
+        assert_alike(model, run, x)
+        assert_alike(model, run, image())
+    outcomes = [outcome for one in regions for outcome in one.outcomes]
+    assert outcomes
+    assert all(outcome.net is not None for outcome in outcomes)
+
+
+@pytest.mark.usefixtures("always")
 def test_graph_breaks_make_several_graphs():
     def broken(x):
         y = torch.sin(x) @ x
