@@ -251,6 +251,15 @@ def _grid_sampler(src: Tensor, grid: Tensor, *_: Any) -> Dims:
     return [*src.shape[:2], *grid.shape[1:3]] if fits and grid.numel() else None
 
 
+def _im2col(
+    src: Tensor, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
+) -> Dims:
+    if not _usual(src) or src.ndim != 4 or len(kernel) != 2:
+        return None
+    places = _windows(src.shape[2:], kernel, stride, padding, dilation)
+    return None if places is None else [src.shape[0], src.shape[1] * math.prod(kernel), math.prod(places)]
+
+
 def _flip(src: Tensor, axes: Sequence[int]) -> Dims:
     found = {axis % src.ndim for axis in axes if -src.ndim <= axis < src.ndim}
     return list(src.shape) if src.is_contiguous() and len(found) == len(axes) else None
@@ -397,6 +406,7 @@ RULES: dict[Any, Callable[..., Dims]] = {
     _ATEN._upsample_bicubic2d_aa.vec: _upsampling(2),
     _ATEN.grid_sampler.default: _grid_sampler,
     _ATEN.grid_sampler_2d.default: _grid_sampler,
+    _ATEN.im2col.default: _im2col,
     _ATEN.flip.default: _flip,
     _ATEN.tril.default: _triangle,
     _ATEN.triu.default: _triangle,

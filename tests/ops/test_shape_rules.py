@@ -202,6 +202,15 @@ CALLS: dict[Any, list[tuple[Any, ...]]] = {
         ]
         for function in (ATEN.grid_sampler.default, ATEN.grid_sampler_2d.default)
     },
+    ATEN.im2col.default: list(
+        product(
+            [meta(2, 3, 8, 9), turned(2, 3, 8, 9), meta(3, 8, 9)],
+            [[3, 2], [9, 9]],
+            [[1, 1], [2, 1]],
+            [[1, 0]],
+            [[2, 1]],
+        )
+    ),
     ATEN.flip.default: list(product([meta(2, 3, 4), turned(2, 3, 4)], [[0], [-1, 0], [0, 0], [3], []])),
     **{
         function: list(product([meta(2, 3, 4), turned(2, 3, 4), meta(4), meta(2, 0)], [0, -7]))
