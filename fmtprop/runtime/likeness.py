@@ -76,13 +76,13 @@ def likeness_in_model(node: Node) -> tuple[object, ...]:
 
 @lru_cache(maxsize=4096)
 def _lengths_of_desc(desc: MemoryDesc) -> object:
-    """Return a format, the tails of vectors, which lie along the innermost axis, and lengths: 0, 1, short or long."""
-    if desc.kind is not FormatKind.BLOCKED or desc.has_broadcast or not desc.ndim:
+    """Return a format, and its sizes: along vectors their tail, along other axes whether there are 0, 1 or more."""
+    if desc.kind is not FormatKind.BLOCKED or desc.has_broadcast:
         return persistent_text(desc)
     order = sorted(range(desc.ndim), key=lambda axis: (desc.strides[axis], axis))
-    vectors = {1, *order[:1], *(block.axis for block in desc.inner_blocks)}
+    vectors = {1, *([block.axis for block in desc.inner_blocks] or order[:1])}
     lengths = tuple(
-        (size % _VECTOR if axis in vectors else 0, min(size, 2), size >= _VECTOR)
+        (size % _VECTOR, size >= _VECTOR) if axis in vectors else min(size, 2)
         for axis, size in enumerate(desc.dims)
         if axis or desc.ndim <= 2  # the rows of a matrix are no batch
     )
