@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from fmtprop.archive.source_text import check_keywords
 from fmtprop.capture.example_of_one import allow_one, of_two
 from fmtprop.capture.export_failures import depends_on_data, export_failure
+from fmtprop.capture.known_numbers import KnownNumbers
 from fmtprop.capture.state import attributes_kept, warn_of_state
 from fmtprop.capture.torch_log import held_back
 from fmtprop.errors import ImportModelError
@@ -170,10 +171,12 @@ def _exported(
             with suppress(Exception):
                 return _exported_with_derivatives(module, args, kwargs, after)
         watched = nullcontext() if strict else module.register_forward_hook(after)
-        data = nullcontext() if strict else _Unseen()
+        numbers = KnownNumbers(module)
+        known = nullcontext() if strict else module.register_forward_pre_hook(numbers.begin)
+        data = nullcontext() if strict else _Unseen(numbers)
         sizes = symbolic_shapes.patch(backed_size_oblivious=ones_are_sizes)  # type: ignore[attr-defined]
         try:
-            with sizes, data, watched:
+            with sizes, data, watched, known:
                 program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
         except Exception as error:  # the exporter runs the user's code: it raises anything
             failures.append(error)
@@ -216,8 +219,12 @@ class _Unseen(TorchFunctionMode):
     """Trace what torch.export does not see.
 
     ``tensor.data`` is its detached self, and an assignment to it a copy. An assignment at a position that is a tensor
-    is a copy to the view of this position.
+    is a copy to the view of this position. A number of a buffer is known.
     """
+
+    def __init__(self, numbers: KnownNumbers) -> None:
+        super().__init__()
+        self._numbers = numbers
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         data: Any = torch.Tensor.data
@@ -228,7 +235,8 @@ class _Unseen(TorchFunctionMode):
         if func == torch.Tensor.__setitem__ and _is_position(args[1]):
             view = _at_position(args[0], args[1])
             return view.copy_(args[2]) if isinstance(args[2], torch.Tensor) else view.fill_(args[2])
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        return self._numbers.call(func, args, kwargs) if self._numbers.are_read(args, kwargs) else func(*args, **kwargs)
 
 
 def _is_position(index: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.ao.quantization import FakeQuantize, disable_observer
 
 import fmtprop as fp
 from fmtprop.errors import InputError
@@ -153,6 +154,45 @@ def test_modules_of_torchao_with_codes_for_weights(kind: str, monkeypatch: pytes
         most = TOLERANCE * exact.abs().max()
         assert (net(x) - exact).abs().max() <= most
         assert min((behind - exact).abs().max(), (behind - own).abs().max()) <= most
+
+
+class Trained(nn.Module):
+    """A layer with the modules of PyTorch's quantization-aware training, which branch on their own flags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 8, 3, padding=1)
+        self.before, self.behind = (FakeQuantize(quant_min=0, quant_max=255, dtype=torch.quint8) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.behind(torch.relu(self.layer(self.before(x))))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("enabled", [1, 0])
+def test_flags_of_a_module_decide_its_branches(enabled: int) -> None:
+    module, x = Trained(), torch.randn(2, 3, 8, 8)
+    module(x)
+    module.eval().apply(disable_observer)
+    for one in (module.before, module.behind):
+        one.fake_quant_enabled[0] = enabled
+    net = fp.compile(module, x, policy="propagate", confirm=False)
+    assert (net.compilation.normal.count("fake_quantize") > 0) == bool(enabled)
+    with torch.no_grad():
+        assert (net(x) - module(x)).abs().max() <= 1.01 * module.behind.scale.item()
+
+
+def test_a_flag_that_the_forward_pass_changes_decides_no_branch() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls[0] += 1
+            return x + 1 if self.calls[0] == 1 else x - 1
+
+    with pytest.raises(fp.ImportModelError, match="takes a branch or a size from a tensor's values"):
+        fp.compile(Counting(), torch.ones(2))
 
 
 def test_a_module_of_nncf() -> None:
