@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -76,6 +77,14 @@ def viewed_grid(grid: Grid, dims: tuple[int, ...], view: Callable[[torch.Tensor]
     if grid.shifts:
         shifts = tuple(view(torch.tensor(grid.shifts).reshape(grid.shape).expand(dims))[kept].flatten().tolist())
     return Grid(tuple(scales[kept].flatten().tolist()), grid.low, grid.high, shape, grid.signed, shifts)
+
+
+def scaled_grid(grid: Grid, factors: torch.Tensor) -> Grid:
+    """Return the grid of numbers that positive factors multiply, of the rank of the tensor."""
+    own = grid.shape or (1,) * factors.ndim
+    scales = (torch.tensor(grid.scales, dtype=torch.float64).reshape(own) * factors).float()
+    shifts = torch.tensor(grid.shifts).reshape(own).expand(scales.shape).flatten().tolist() if grid.shifts else ()
+    return replace(grid, scales=tuple(scales.flatten().tolist()), shape=tuple(scales.shape), shifts=tuple(shifts))
 
 
 def unused_name(stem: str, out: Graph, source: Graph) -> str:

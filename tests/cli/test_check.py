@@ -109,10 +109,12 @@ def test_whatif(capsys):
 
 
 def test_what_fails_is_told_beside_the_rest():
+    (outcome,) = side_by_side({"model": "no_such_model"}, [Case()], tune="model", repeats=1, progress=lambda *_: None)
+    assert "no_such_model" in outcome.error and not outcome.report
     lost = [Case(library="/nowhere/libdnnl.so")]
     (other,) = side_by_side({"model": "chain"}, lost, tune="model", repeats=1, progress=lambda *_: None)
     assert "/nowhere/libdnnl.so" in other.error and not other.report, "no other library ran instead"
-    assert "failed" in table([other, CaseResult(Case(threads=3), {}, "\x1b")])
+    assert "failed" in table([outcome, CaseResult(Case(threads=3), {}, "\x1b")])
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def factories(tmp_path, monkeypatch) -> None:
         ("report", "-n", 1, "--tune", "model", "-p", "plain,optimal", "--pin", "conv_2.src=abcd"),
         ("bench", "--rounds", 1, "--tune", "model", "--vs", "fmtprop-plain"),
         ("check", "--max-ref", 9),
-        pytest.param(("whatif", "-n", 1, "--threads", 1), marks=pytest.mark.slow),
+        ("whatif", "-n", 1, "--threads", 1),
         ("show", "-s", "normal"),
         ("tune", "--budget", 0.1),
         ("compile", "-o", "net.fmtplan", "--tune", "model"),

@@ -3,11 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fmtprop.ir.grid import Grid
 from fmtprop.ops import BatchNorm, Eltwise
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.matmul import MatMul
+from fmtprop.passes.editing import constant
 from fmtprop.passes.rewrites.fold_batch_norm import FoldBatchNorm
 from tests.passes.rewriting import Builder, rewrite, summary
 
@@ -149,3 +151,29 @@ def test_what_half_precision_cannot_hold_is_not_folded():
     )
     doubled = build.op("eltwise", Eltwise("linear", 2.0), "doubled", src=conv)
     assert summary(FoldBatchNorm().run(build.output(doubled))) == ["conv", "doubled"]
+
+
+@pytest.mark.parametrize(
+    "factor, least, kept", [(1.0, -128, True), (-1.0, -127, True), (-1.0, -128, False), (0.0, -127, False)]
+)
+def test_weights_on_a_grid_stay_on_one(factor, least, kept):
+    build = Builder()
+    numbers = torch.randint(least, 128, (6, 8, 3, 3))
+    numbers[1, 0, 0, 0] = least
+    weights = build.constant(numbers * 0.25)
+    build.graph.replace(build.graph.node(weights.node).with_(grids={"dst": Grid((0.25,), -128, 127)}))
+    value = build.op("convolution", Conv.make(2), "conv", src=build.input(1, 8, 5, 5), weights=weights)
+    factors = torch.full((1, 6, 1, 1), factor)
+    factors[0, 0] = 3.0
+    folded = rewrite(
+        build.output(build.binary("mul", value, build.constant(factors), "factors")), FoldBatchNorm(), tolerance=1e-3
+    )
+    assert summary(folded) == ["conv"]
+    grids = folded.node(folded.inputs("conv")["weights"].node).grids
+    assert bool(grids) == kept
+    if kept:
+        steps = torch.tensor(grids["dst"].scales).reshape(6, 1, 1, 1)
+        held = constant(folded, folded.inputs("conv")["weights"]) / steps
+        assert (held - held.round()).abs().max() < 1e-4
+        assert grids["dst"].low <= held.min() + 1e-4
+        assert held.max() <= grids["dst"].high + 1e-4

@@ -210,7 +210,8 @@ def test_dropout_between_recurrent_layers(kind):
     assert_same_step(ours, theirs, torch.randn(3, 2, 6))
 
 
-@pytest.mark.parametrize(("drop", "memory"), [(F.dropout, "save"), (F.alpha_dropout, "recompute")])
+@pytest.mark.parametrize("memory", ["save", "recompute"])
+@pytest.mark.parametrize("drop", [F.dropout, F.alpha_dropout])
 def test_dropout_draws_in_the_order_of_memory(drop, memory):
     class Turned(nn.Module):
         def __init__(self) -> None:
@@ -224,7 +225,8 @@ def test_dropout_draws_in_the_order_of_memory(drop, memory):
     assert_same_step(ours, theirs, torch.randn(2, 4, 6))
 
 
-@pytest.mark.parametrize(("door", "learns"), [("fp.compile", False), ("torch.compile", False), ("fp.compile", True)])
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("door", ["fp.compile", "torch.compile"])
 def test_a_dropout_of_all_numbers_draws_none(door, learns):
     torch._dynamo.reset()
     module, x = nn.Sequential(nn.Linear(6, 4), nn.Dropout(1.0), nn.Linear(4, 3), nn.Dropout(0.5)), torch.randn(5, 6)

@@ -146,9 +146,8 @@ def test_results_may_be_changed_in_place(kind):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("kind", "changed", "frozen"), [*zip(KINDS, (0, 1, 0), ("weight_ih", "weight_hh", ""), strict=True)]
-)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("changed", "frozen"), [(0, "weight_ih"), (1, "weight_hh"), (0, "")])
 def test_operands_that_pytorch_does_not_save_may_be_changed(kind, changed, frozen):
     class Changing(nn.Module):
         def __init__(self):

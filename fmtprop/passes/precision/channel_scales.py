@@ -6,8 +6,7 @@ outputs read one channel each, so there the factor is one of its weights: bytes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 
@@ -18,7 +17,7 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import Binary, Conv, Dequantize, FakeQuantize, Quantize
 from fmtprop.ops.quantization import along
 from fmtprop.passes.base import NodePass
-from fmtprop.passes.editing import bypass, insert, is_constant, new_constant
+from fmtprop.passes.editing import bypass, insert, is_constant, new_constant, scaled_grid
 from fmtprop.passes.precision.mark_grids import scales_and_zeros
 
 
@@ -31,8 +30,6 @@ class ChannelScales(NodePass):
     Requires folded constants. Runs after normalizations are folded: a quotient is none of the weights before it, whose
     grid it would change.
     """
-
-    name: ClassVar[str] = "channel-scales"
 
     def _visit(self, graph: Graph, node: Node) -> None:
         if not isinstance(node.attrs, Dequantize):
@@ -76,12 +73,7 @@ def _scale_weights(graph: Graph, reader: Node, value: Value, whole: Value, facto
     def scaled() -> torch.Tensor:
         return materialise(data, type_) * groups
 
-    grid = source.grids.get("dst")
-    if grid is not None:
-        own = grid.shape or (1,) * type_.ndim
-        scales = torch.tensor(grid.scales).reshape(own) * groups
-        shifts = torch.tensor(grid.shifts).reshape(own).expand(scales.shape).flatten().tolist() if grid.shifts else ()
-        grid = replace(grid, scales=tuple(scales.flatten().tolist()), shape=tuple(scales.shape), shifts=tuple(shifts))
+    grid = scaled_grid(source.grids["dst"], groups) if source.grids else None
     strides = MemoryDesc(type_.dims, type_.dtype).strides
     made = scaled() if type_.nbytes <= SMALL_NBYTES else Deferred(type_, strides, scaled, fresh=True)
     weights = new_constant(graph, made, reader, source.origin, grid)

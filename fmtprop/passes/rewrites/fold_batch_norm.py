@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from fmtprop.ir import Graph, Linear, Node, Value, linear_of
+from fmtprop.ir import Graph, Grid, Linear, Node, Value, linear_of
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.tensors import is_fresh, materialise, torch_dtype
 from fmtprop.ops import BatchNorm, Binary, Eltwise
 from fmtprop.passes.base import NodePass
-from fmtprop.passes.editing import bypass, constant, is_constant, new_constant, only_reader
+from fmtprop.passes.editing import bypass, constant, is_constant, new_constant, only_reader, scaled_grid
 
 #: elements that are scaled at a time
 _PIECE_ELEMENTS = 1 << 16
@@ -25,8 +25,8 @@ class FoldBatchNorm(NodePass):
 
     Batch normalization with constant statistics; a binary add, sub, mul or div with a constant that has one element or
     one per channel; an eltwise ``linear``. The producer is a convolution, deconvolution, inner product or 2-D matmul
-    with constant weights and bias, and x has no other reader. New weights are computed in f64 and rounded once; if
-    they would not be finite, nothing is folded.
+    with constant weights and bias, and x has no other reader. New weights are computed in f64 and rounded once, on
+    the grid that they were on; if they would not be finite, nothing is folded.
 
     Requires folded constants: weights behind a view are not found. Ensures that no foldable node follows a producer.
     """
@@ -144,10 +144,26 @@ def _scale_weights(graph: Graph, producer: Node, linear: Linear, affine: Affine)
         made = weights.then(scaled, identity=identity, fresh=True, largest=largest)
     else:
         made = scaled(weights)
-    inputs["weights"] = new_constant(graph, made, producer, source.origin)
+    grid = _scaled_grid(source.grids["dst"], rows, made) if source.grids else None
+    inputs["weights"] = new_constant(graph, made, producer, source.origin, grid)
     inputs["bias"] = new_constant(graph, new_bias, producer, source.origin)
     graph.set_inputs(producer.name, inputs)
     return True
+
+
+def _scaled_grid(grid: Grid, rows: torch.Tensor, made: torch.Tensor | Deferred) -> Grid | None:
+    """Return the grid of scaled weights; None if a factor is 0, or turns a number's sign that the grid lacks."""
+    if not rows.abs().float().gt(0).all() or not rows.isfinite().all():
+        return None
+    grid = scaled_grid(grid, rows.abs())
+    if (rows > 0).all():
+        return grid
+    limit = min(-grid.low, grid.high)
+    if grid.shifts or limit < max(-grid.low, grid.high) - 1:
+        return None
+    numbers = made.make() if isinstance(made, Deferred) else made
+    steps = numbers.double() / torch.tensor(grid.scales, dtype=torch.float64).reshape(grid.shape)
+    return replace(grid, low=-limit, high=limit) if steps.abs().max() < limit + 0.5 else None
 
 
 def _largest(numbers: torch.Tensor | Deferred) -> float:
