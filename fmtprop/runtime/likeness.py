@@ -77,7 +77,7 @@ def likeness_in_model(node: Node) -> tuple[object, ...]:
 @lru_cache(maxsize=4096)
 def _lengths_of_desc(desc: MemoryDesc) -> object:
     """Return a format, and its sizes: along vectors their tail, along other axes whether there are 0, 1 or more."""
-    if desc.kind is not FormatKind.BLOCKED or desc.has_broadcast:
+    if desc.kind is not FormatKind.BLOCKED or desc.has_broadcast or not desc.ndim:
         return persistent_text(desc)
     order = sorted(range(desc.ndim), key=lambda axis: (desc.strides[axis], axis))
     vectors = {1, *([block.axis for block in desc.inner_blocks] or order[:1])}
