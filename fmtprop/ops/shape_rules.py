@@ -318,6 +318,10 @@ def _norm(src: Tensor, order: float = 2, axes: Sequence[int] | None = None, keep
     return _reduction(src, axes or range(src.ndim), keepdim) if src.ndim and not _ else None
 
 
+def _variance_of(src: Tensor, axes: Sequence[int] | None, unbiased: bool = True, keepdim: bool = False) -> Dims:
+    return _reduction(src, axes or range(src.ndim), keepdim) if src.ndim else None
+
+
 def _variance(src: Tensor, axes: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False) -> Dims:
     return _reduction(src, axes or range(src.ndim), keepdim) if src.ndim else None
 
@@ -426,6 +430,8 @@ RULES: dict[Any, Callable[..., Dims]] = {
     _ATEN.logsumexp.default: _reduction,
     _ATEN.var.correction: _variance,
     _ATEN.std.correction: _variance,
+    _ATEN.var.dim: _variance_of,
+    _ATEN.std.dim: _variance_of,
     _ATEN.softmax.int: _softmax,
     _ATEN.log_softmax.int: _softmax,
     _ATEN.batch_norm.default: _batch_norm,

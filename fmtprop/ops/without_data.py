@@ -6,7 +6,7 @@ tensors. PyTorch's fake tensors have the same use, but their calls take several 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -74,7 +74,7 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], by: Any 
     ruled = by_rule(func, args, kwargs, by)
     if ruled is not None:
         return ruled
-    several = SEVERAL[func](*args, **kwargs) if func in SEVERAL else None
+    several = _shape(SEVERAL, func, args, kwargs)
     if several is not None:
         dtypes = [args[0].dtype] * (len(several) - 1) + [TYPES.get(func, args[0].dtype)]
         return tuple(torch.empty(at, dtype=dtype, device="meta") for at, dtype in zip(several, dtypes, strict=True))
@@ -106,11 +106,26 @@ def by_rule(func: Any, args: Sequence[Any], kwargs: dict[str, Any], by: Any) -> 
             _DTYPES[key] = single.dtype if isinstance(single, torch.Tensor) else None
         dtype = _DTYPES[key]
         return None if dtype is None else torch.empty(together(shapes), dtype=dtype, device="meta")
-    dims = RULES[func](*args, **kwargs) if func in RULES else None
+    dims = _shape(RULES, func, args, kwargs)
     if dims is None:
         return None
     first = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
     return torch.empty(dims, dtype=TYPES.get(func, first.dtype), device="meta")
+
+
+def _shape(rules: Mapping[Any, Callable[..., Any]], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return what a rule says, which has PyTorch's arguments in their order; None where there is no rule."""
+    rule = rules.get(func)
+    if rule is None:
+        return None
+    if not kwargs:
+        return rule(*args)
+    given, named = list(args), dict(kwargs)
+    for argument in func._schema.arguments[len(given) :]:
+        if argument.kwarg_only or not named:
+            break
+        given.append(named.pop(argument.name, argument.default_value))
+    return rule(*given, **named)
 
 
 #: calls whose result has the shape of the operands together, too, and the type that single elements have

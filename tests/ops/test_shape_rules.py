@@ -264,6 +264,10 @@ CALLS: dict[Any, list[tuple[Any, ...]]] = {
         for function in (ATEN.var.correction, ATEN.std.correction)
     },
     **{
+        function: list(product(SOURCES, [None, [0], [-1, 0], [3]], [False, True], [False, True]))
+        for function in (ATEN.var.dim, ATEN.std.dim)
+    },
+    **{
         function: [
             (src, *rest)
             for src in [meta(2, 3, 4), turned(2, 3, 4), meta(2, dtype=torch.int64)]
@@ -309,6 +313,9 @@ def test_a_rule_gives_the_result_of_pytorch(function):
             bound = binding(*args)  # nor does this: a call with a rule is not tried before it is bound
             assert (bound.shape, bound.dtype) == (wanted.shape, wanted.dtype)
         made = result_of(function, args, {})
+        names = [argument.name for argument in function._schema.arguments]
+        named = result_of(function, args[:1], dict(zip(names[1:], args[1:], strict=False)))
+        assert (named.shape, named.dtype) == (made.shape, made.dtype)
         told = f"{function}({[getattr(at, 'shape', at) for at in args]})"
         assert (list(wanted.shape), wanted.dtype, wanted.stride()) == (dims, made.dtype, made.stride()), told
     assert answered > 0
@@ -355,7 +362,10 @@ def test_recurrent_layers_have_the_results_of_pytorch(cell, bidirectional, batch
     [
         (function, (src, *rest))
         for src in (meta(2, 3, 4), turned(2, 3, 4), meta(2, 3, dtype=torch.int64))
-        for function, others in ((ATEN.sort.default, [(), (0, True), (3,)]), (ATEN.topk.default, [(2,), (3, 1), (9,)]))
+        for function, others in (
+            (ATEN.sort.default, [(), (0, True), (3,)]),
+            (ATEN.topk.default, [(2,), (3, 1), (9,), (2, -1, True, False)]),
+        )
         for rest in others
     ],
     ids=str,
@@ -365,7 +375,9 @@ def test_orders_have_the_results_of_pytorch(function, args):
     if dims is None:
         return
     wanted, made, bound = function(*args), result_of(function, args, {}), binding_of(function)(*args)
-    for results in (made, bound):
+    names = [argument.name for argument in function._schema.arguments]
+    named = result_of(function, args[:1], dict(zip(names[1:], args[1:], strict=False)))
+    for results in (made, named, bound):
         assert [(at.shape, at.dtype, at.stride()) for at in results] == [
             (at.shape, at.dtype, at.stride()) for at in wanted
         ]
