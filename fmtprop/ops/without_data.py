@@ -135,6 +135,9 @@ _ALIKE = frozenset(
         torch.ops.aten.where.ScalarOther,
         torch.ops.aten.where.ScalarSelf,
         torch.ops.aten.cumsum.default,
+        torch.ops.aten.floor_divide.default,
+        torch.ops.aten.hardswish.default,
+        torch.ops.aten.rsub.Tensor,
     }
 )
 
