@@ -92,6 +92,7 @@ class Dual(Residual):
         (Dual, (7, 2), {}),
     ],
 )
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # PyTorch's first forward derivative uses it
 def test_derivatives_are_calls_of_the_graph(model, size, kwargs):
     module = model().eval()
     if model is Direction:
