@@ -88,8 +88,9 @@ def _lengths_of_desc(desc: MemoryDesc) -> object:
     )
     if desc.tag is not None and not desc.offset0:
         return desc.tag, desc.dtype, lengths
-    # a part of another tensor: the order of its axes, and the gaps of the innermost one
-    return (*order,), desc.strides[order[0]], desc.inner_blocks, desc.offset0 % _VECTOR, desc.dtype, lengths
+    # a part of another tensor: the order of its axes, and the gaps of the innermost one; or a scalar
+    gaps = tuple(desc.strides[axis] for axis in order[:1])
+    return (*order,), gaps, desc.inner_blocks, desc.offset0 % _VECTOR, desc.dtype, lengths
 
 
 def likeness_of_size(size: int) -> int | list[int]:
