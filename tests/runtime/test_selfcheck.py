@@ -312,3 +312,12 @@ def test_a_later_shape_is_checked_once_where_more_than_sizes_differs(store, monk
     assert ran == []
     assert check_steps(single.steps, store, single.packed, known) == []
     assert ran
+
+
+def test_a_scalar_has_a_likeness():
+    class Exponential(nn.Module):
+        def forward(self, s: torch.Tensor) -> torch.Tensor:
+            return s.exp() + 1
+
+    plan = fp.compile(Exponential(), torch.tensor(2.0), policy="plain", verify="off").plan
+    assert len(likenesses(plan)) == len(plan.steps) > 0
