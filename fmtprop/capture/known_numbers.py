@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fmtprop.ops.pytorch import tree_leaves, tree_map_only
+from fmtprop.ops.pytorch import tree_leaves, tree_map_only, without_modes
 
 #: numbers of a buffer that a module may branch on: flags, counters, a few sizes
 _MOST = 16
@@ -60,7 +59,7 @@ class KnownNumbers:
         return [leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
 
     def _computed(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        with _disable_current_modes(), torch._C.DisableTorchFunction(), suppress(Exception):
+        with without_modes(), torch._C.DisableTorchFunction(), suppress(Exception):
             real = tree_map_only(torch.Tensor, lambda one: self._known[one].clone(), (args, dict(kwargs)))
             return func(*real[0], **real[1])
         return None
