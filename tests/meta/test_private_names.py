@@ -22,8 +22,8 @@ FILES = frozenset(
     for room, names in {
         "archive": "program_safety",
         "bench": "peers training",
-        "capture": "export_failures exporting functionalising in_place program_text random_calls run_time_checks "
-        "specialise",
+        "capture": "export_failures exporting functionalising in_place known_numbers program_text random_calls "
+        "run_time_checks specialise",
         "dynamo": "artifacts backend explanation saved_graph",
         "lens": "tracer variants",
         "onnx/model": "graph recording operators/elementwise operators/recurrent operators/values",
