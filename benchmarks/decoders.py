@@ -181,8 +181,7 @@ def pytorch(folder: Path, weights: str, most: int, threads: int) -> Step:
     if weights != "bf16":
         from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
 
-        few = Int4WeightOnlyConfig(group_size=128, int4_packing_format="opaque")
-        quantize_(model, Int8WeightOnlyConfig() if weights == "int8" else few)
+        quantize_(model, Int8WeightOnlyConfig() if weights == "int8" else Int4WeightOnlyConfig(group_size=128))
     torch._inductor.config.freezing = weights == "bf16"
     model.forward = torch.compile(model.forward)
     return in_torch(model, most)

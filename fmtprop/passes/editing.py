@@ -13,7 +13,8 @@ from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.node import NO_GRIDS
 from fmtprop.ir.op import Category, op_of, opdef
 from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
-from fmtprop.ops import Eltwise, Slice, emit
+from fmtprop.layout import DataType
+from fmtprop.ops import Eltwise, Reorder, Slice, emit
 
 
 def is_constant(graph: Graph, value: Value) -> bool:
@@ -61,6 +62,16 @@ def viewed_constant(
         shown = view(torch.empty_strided(data.shape, data.stride(), dtype=dtype, device="meta"))
         return new_constant(graph, data.viewed(view, tensor_type(shown), shown.stride()), before, origin, grid)
     return new_constant(graph, view(materialise(data, node.results[0])), before, origin, grid)
+
+
+def widened(graph: Graph, value: Value, before: Node) -> Value:
+    """Return a value in f32, by a conversion that is there or a new one."""
+    if graph.type_of(value).dtype is DataType.F32:
+        return value
+    for name, _ in graph.readers(value):
+        if graph.node(name).attrs == Reorder(DataType.F32.value):
+            return Value(name)
+    return insert(graph, before, Reorder(DataType.F32.value), src=value)
 
 
 def viewed_grid(grid: Grid, dims: tuple[int, ...], view: Callable[[torch.Tensor], torch.Tensor]) -> Grid | None:

@@ -89,3 +89,39 @@ def test_bf16_is_normalized_in_f32():
     net, got, expected = compiled(SPELLINGS["llama"], dtype="bf16")
     assert "rms_normalization" in [node.op for node in net.graph.nodes()]
     assert (got - expected).abs().max() <= 3e-2 * expected.abs().max()
+
+
+def _normal(wide):
+    return wide * torch.rsqrt(_mean(wide) + 1e-6)
+
+
+#: spellings of a module in bf16, which normalize in f32
+NARROW = {
+    "llama": lambda x, w: w * _normal(x.float()).to(x.dtype),
+    "gemma": lambda x, w: (_normal(x.float()) * (1.0 + w.float())).type_as(x),
+    "no scale": lambda x, w: _normal(x.float()).to(x.dtype),
+}
+
+
+@pytest.mark.skipif(not dnnl.supports("bf16"), reason="this CPU has no bf16")
+@pytest.mark.parametrize("name", NARROW)
+def test_a_module_in_bf16_needs_no_conversions(name):
+    module, x = Normalized(NARROW[name]).eval().bfloat16(), torch.randn(2, 5, WIDTH).bfloat16()
+    net = fmtprop.compile(module, (x,), policy="plain")
+    ops = [node.op for node in net.graph.nodes()]
+    assert ops.count("rms_normalization") == 1
+    assert not {"binary", "reorder"} & {step.node.op for step in net.plan.steps}
+    exact = Normalized(NARROW[name]).eval().bfloat16().float()(x.float())
+    errors = [(got.float() - exact).abs().max() / exact.abs().max() for got in (net(x), module(x))]
+    assert errors[0] <= max(1.5 * errors[1], 1e-2)
+
+
+@pytest.mark.skipif(not dnnl.supports("bf16"), reason="this CPU has no bf16")
+def test_a_conversion_to_another_type_stays():
+    module, x = (
+        Normalized(lambda x, w: _normal(x.float()).half()).eval().bfloat16(),
+        torch.randn(2, 5, WIDTH).bfloat16(),
+    )
+    net = fmtprop.compile(module, (x,))
+    assert net(x).dtype is torch.float16
+    torch.testing.assert_close(net(x).float(), module(x).float(), rtol=3e-2, atol=3e-2)

@@ -132,3 +132,17 @@ def test_bf16_is_turned_in_f32(name):
     dtypes = {name: net.graph.type_of(value).dtype.value for name, value in net.graph.inputs(node.name).items()}
     assert dtypes == {"src": "bf16", "cos": "f32", "sin": "f32"}
     assert (got - expected).abs().max() <= 3e-2 * expected.abs().max()
+
+
+@pytest.mark.skipif(not dnnl.supports("bf16"), reason="this CPU has no bf16")
+@pytest.mark.parametrize("name", ["llama", "gptj"])
+def test_a_module_in_bf16_has_its_angles_in_f32(name):
+    module, x = Turned(SPELLINGS[name]).eval().bfloat16(), torch.randn(2, 5, 8).bfloat16()
+    cos, sin = torch.randn(2, 5, WIDTH).bfloat16()
+    net = fmtprop.compile(module, (x, cos, sin))
+    (node,) = (node for node in net.graph.nodes() if node.op == "rotary_embedding")
+    dtypes = {name: net.graph.type_of(value).dtype.value for name, value in net.graph.inputs(node.name).items()}
+    assert dtypes == {"src": "bf16", "cos": "f32", "sin": "f32"}
+    exact = Turned(SPELLINGS[name]).eval().bfloat16().float()(x.float(), cos.float(), sin.float())
+    errors = [(got.float() - exact).abs().max() / exact.abs().max() for got in (net(x, cos, sin), module(x, cos, sin))]
+    assert errors[0] <= max(1.5 * errors[1], 1e-2)

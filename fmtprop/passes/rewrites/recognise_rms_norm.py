@@ -5,9 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fmtprop.ir import Graph, Node, Value
-from fmtprop.ops import Binary, Eltwise, Reduction, RmsNorm
+from fmtprop.layout import DataType
+from fmtprop.ops import Binary, Eltwise, Reduction, Reorder, RmsNorm
 from fmtprop.passes.base import NodePass
-from fmtprop.passes.editing import bypass, insert, is_constant, is_square, only_reader, own_producer, viewed_constant
+from fmtprop.passes.editing import (
+    bypass,
+    insert,
+    is_constant,
+    is_square,
+    only_reader,
+    own_producer,
+    viewed_constant,
+    widened,
+)
 
 #: function of the mean -> the use of its result: a factor, or a divisor
 _ROOTS = {("pow", -0.5): "mul", ("pow", 0.5): "div", ("sqrt", 0.0): "div"}
@@ -18,7 +28,8 @@ class RecogniseRmsNorm(NodePass):
     """Replace ``x / sqrt(mean of x² over the last axis + epsilon) * scale`` by one ``rms_normalization``.
 
     Requires folded constants, and a graph before fusion. Ensures that no such chain is left, unless its inner values
-    have other readers. A scale that is no constant vector stays a product of its own.
+    have other readers. A scale that is no constant vector stays a product of its own. Conversions to f32 before it and
+    back behind it, as in a model in bf16, are part of it.
 
     ``torch.nn.functional.rms_norm``.
     """
@@ -26,6 +37,8 @@ class RecogniseRmsNorm(NodePass):
     def _visit(self, graph: Graph, node: Node) -> None:
         if isinstance(node.attrs, Binary) and node.attrs.alg in ("mul", "div"):
             _recognise(graph, node, node.attrs.alg)
+        elif isinstance(node.attrs, RmsNorm):
+            _narrow(graph, node)
 
 
 def _recognise(graph: Graph, product: Node, alg: str) -> None:
@@ -39,8 +52,33 @@ def _recognise(graph: Graph, product: Node, alg: str) -> None:
             if scaled is not None:
                 last, vector = scaled
                 inputs["scale"] = viewed_constant(graph, vector, lambda data: data.reshape(-1), last, last.origin)
-            bypass(graph, last, [insert(graph, last, RmsNorm(epsilon), **inputs)])
+            made = insert(graph, last, RmsNorm(epsilon), **inputs)
+            bypass(graph, last, [made])
+            _narrow(graph, graph.node(made.node))
             return
+
+
+def _narrow(graph: Graph, normalization: Node) -> None:
+    """Let a normalization between conversions, as models in bf16 write it, read and write their type itself.
+
+    It computes in f32 in any case. A scale in the narrow type, behind the conversion back, becomes its own.
+    """
+    inputs = graph.inputs(normalization.name)
+    widening = graph.node(inputs["src"].node)
+    back = only_reader(graph, Value(normalization.name))
+    if back is None or not isinstance(widening.attrs, Reorder) or not isinstance(back.attrs, Reorder):
+        return
+    src = graph.inputs(widening.name)["src"]
+    narrow = graph.type_of(src)
+    if narrow != back.results[0] or narrow.dtype not in (DataType.BF16, DataType.F16):
+        return
+    last, inputs = back, {**inputs, "src": src}
+    scaled = _scaled(graph, back) if "scale" not in inputs else None
+    if scaled is not None:
+        last, vector = scaled
+        row = viewed_constant(graph, vector, lambda data: data.reshape(-1), last, last.origin)
+        inputs["scale"] = widened(graph, row, last)
+    bypass(graph, last, [insert(graph, last, normalization.attrs, **inputs)])
 
 
 def _epsilon(graph: Graph, src: Value, root: Value, alg: str) -> float | None:

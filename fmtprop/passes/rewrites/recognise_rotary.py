@@ -9,7 +9,7 @@ from fmtprop.ir import Graph, Node, Value
 from fmtprop.layout import DataType
 from fmtprop.ops import Binary, Concat, Eltwise, Permute, Reshape, RotaryEmbedding, Slice
 from fmtprop.passes.base import NodePass
-from fmtprop.passes.editing import bypass, insert, own_producer
+from fmtprop.passes.editing import bypass, insert, own_producer, widened
 
 _NEGATION = Eltwise("linear", alpha=-1.0)
 
@@ -21,7 +21,8 @@ class RecogniseRotary(NodePass):
     The same with ``stack(-odd numbers of x, even numbers)`` becomes an interleaved one.
 
     Requires a graph before fusion. Ensures that no such chain is left, unless its inner values have other readers.
-    Halves may be slices of x, or of the tensor that x is a slice of.
+    Halves may be slices of x, or of the tensor that x is a slice of. Angles of a model in bf16 are converted to f32:
+    then the sum is rounded once, and its products are not.
 
     ``transformers.models.llama.modeling_llama.apply_rotary_pos_emb``; interleaved, that of ``gptj.modeling_gptj``.
     """
@@ -32,13 +33,14 @@ class RecogniseRotary(NodePass):
         for straight, crossed in permutations(graph.inputs(total.name).values()):
             for x, cos in _factors(graph, straight):
                 for other, sin in _factors(graph, crossed):
-                    angles = [graph.type_of(one) for one in (cos, sin)]
+                    angles, made = [graph.type_of(one) for one in (cos, sin)], total.results[0]
                     fits = all(
-                        one.dims[-1:] == total.results[0].dims[-1:] and one.dtype is DataType.F32 for one in angles
+                        one.dims[-1:] == made.dims[-1:] and one.dtype in (DataType.F32, made.dtype) for one in angles
                     )
-                    attrs = _embedding(graph, x, other) if fits and graph.type_of(x) == total.results[0] else None
+                    attrs = _embedding(graph, x, other) if fits and graph.type_of(x) == made else None
                     if attrs is None:
                         continue
+                    cos, sin = (widened(graph, one, total) for one in (cos, sin))
                     bypass(graph, total, [insert(graph, total, attrs, src=x, cos=cos, sin=sin)])
                     return
 
