@@ -179,9 +179,11 @@ def pytorch(folder: Path, weights: str, most: int, threads: int) -> Step:
     """Return the steps of Inductor, with torchao's codes where weights have few bits."""
     model = model_of(folder)
     if weights != "bf16":
-        from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-        quantize_(model, Int8WeightOnlyConfig() if weights == "int8" else Int4WeightOnlyConfig(group_size=128))
+        few = PrototypeInt4WeightOnlyConfig(group_size=128)  # the form for CPUs
+        quantize_(model, Int8WeightOnlyConfig() if weights == "int8" else few)
     torch._inductor.config.freezing = weights == "bf16"
     model.forward = torch.compile(model.forward)
     return in_torch(model, most)
