@@ -40,7 +40,7 @@ def test_every_policy_is_right(policy, dims):
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_a_plan_has_the_kernel(dtype):
     module, xs = Tokens().eval(), given((2, 3), dtype)
-    net = fmtprop.compile(module, xs, tune="model", confirm=False)
+    net = fmtprop.compile(module, xs, deterministic=True)
     ways = [step.node.choice.impl.partition(":")[0] for step in net.plan.steps if step.node.op == "aten"]
     assert ways == ["gather", "gather"]
     for xs in (given((2, 3), dtype), given((2, 3), dtype)):
@@ -77,7 +77,7 @@ class Edges(nn.Module):
 @pytest.mark.parametrize("dims", [(40,), (40, 3), (40, 2, 5)])
 def test_rows_by_indexing_are_copied_by_the_kernel(dims):
     nodes, edges = torch.randn(dims), torch.randint(0, 40, (2, 30))
-    net = fmtprop.compile(Edges(), (nodes, edges), tune="model", confirm=False)
+    net = fmtprop.compile(Edges(), (nodes, edges), deterministic=True)
     ways = [step.node.choice.impl.partition(":")[0] for step in net.plan.steps if step.node.op == "aten"]
     assert ways == ["gather"] * 3
     edges[1] -= 40  # from the end
