@@ -275,10 +275,9 @@ def _scatter(src: Tensor, axis: int, index: Tensor, values: Any, **_: Any) -> Di
         return None
     if any(one.dtype != src.dtype for one in others) or any(one.ndim != src.ndim for one in (index, *others)):
         return None
-    bounds = zip(index.shape, src.shape, *(one.shape for one in others), strict=True)
-    fits = all(
-        one <= min((*most[:1], *most)[at == axis % src.ndim :], default=one) for at, (one, *most) in enumerate(bounds)
-    )
+    along = axis % src.ndim  # there, an index has as many numbers as the caller likes
+    inside = all(one <= most for at, (one, most) in enumerate(zip(index.shape, src.shape, strict=True)) if at != along)
+    fits = inside and all(one <= most for other in others for one, most in zip(index.shape, other.shape, strict=True))
     return list(src.shape) if fits and index.numel() else None
 
 
@@ -314,16 +313,18 @@ def _truth(src: Tensor, axes: int | Sequence[int] = (), keepdim: bool = False) -
     return _along(src, [axes] if isinstance(axes, int) else axes or range(src.ndim), keepdim)
 
 
-def _norm(src: Tensor, order: float = 2, axes: Sequence[int] | None = None, keepdim: bool = False, **_: Any) -> Dims:
-    return _reduction(src, axes or range(src.ndim), keepdim) if src.ndim and not _ else None
+def _norm(
+    src: Tensor, order: float = 2, axes: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
+) -> Dims:
+    return _extremum(src, axes or (), keepdim) if dtype is None else None
 
 
 def _variance_of(src: Tensor, axes: Sequence[int] | None, unbiased: bool = True, keepdim: bool = False) -> Dims:
-    return _reduction(src, axes or range(src.ndim), keepdim) if src.ndim else None
+    return _extremum(src, axes or (), keepdim)
 
 
 def _variance(src: Tensor, axes: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False) -> Dims:
-    return _reduction(src, axes or range(src.ndim), keepdim) if src.ndim else None
+    return _extremum(src, axes or (), keepdim)
 
 
 def _cat(tensors: Sequence[Tensor], axis: int = 0) -> Dims:
