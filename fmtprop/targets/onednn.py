@@ -19,7 +19,7 @@ from fmtprop.layout import DataType, FormatKind, MemoryDesc
 from fmtprop.ops.building import NATIVE_FLOATS
 from fmtprop.ops.recurrent import Recurrent
 from fmtprop.passes.assignment.formats import plain, worth_trying
-from fmtprop.passes.target import Candidate, Request, is_loop
+from fmtprop.passes.target import AS_GRADIENT, Candidate, Request, is_loop
 from fmtprop.targets.arguments import tail_arguments
 from fmtprop.targets.executable import Provider
 from fmtprop.targets.kernel import KernelImplementation
@@ -204,7 +204,7 @@ class OneDnnTarget(Provider):
             for pd in lowering.pd.walk():
                 is_ref = _is_ref(pd)
                 # slow code of another primitive is no alternative
-                if is_ref and (node.exact or not is_own):
+                if (is_ref and (node.exact or not is_own)) or _loses_in_sigmoid(node, pd):
                     continue
                 candidate = self._candidate(node, declaration, request, lowering, pd, known, is_alone=is_alone)
                 # oneDNN names an implementation again where its primitive cache knows an earlier one
@@ -437,6 +437,14 @@ def _identity(node: Node, impl: str, operands: Mapping[str, MemoryDesc], results
 def _is_ref(pd: dnnl.PrimitiveDesc) -> bool:
     """Whether oneDNN would run its slow loops."""
     return pd.is_reference or is_loop(pd.impl)
+
+
+def _loses_in_sigmoid(node: Node, pd: dnnl.PrimitiveDesc) -> bool:
+    """Whether a sigmoid behind the node would be oneDNN's plain C++, which makes 0 of NaN; its kernels keep NaN."""
+    if not any(getattr(post_op.attrs, "alg", "") == "logistic" for post_op in node.post_ops):
+        return False
+    is_plain = _is_ref(pd) or pd.impl.startswith(("simple", AS_GRADIENT))
+    return is_plain or (pd.kind == "convolution" and pd.impl == "x64:gemm:jit")
 
 
 KernelImplementation.offered_by = OneDnnTarget

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 
@@ -14,13 +14,14 @@ import fmtprop as fp
 from fmtprop.api import Options, compile_graph
 from fmtprop.compiling.stages import normalise
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
+from fmtprop.ir.node import Node, PostOp
 from fmtprop.ir.op import OPSET, OpDef, Sample
 from fmtprop.ir.ports import result_names
 from fmtprop.ir.types import TensorType
 from fmtprop.jit import unavailable
-from fmtprop.layout import MemoryDesc
+from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import Conv, emit
+from fmtprop.ops.eltwise import Eltwise
 from fmtprop.passes.assignment.formats import channel_blocked, channels_last, plain, unspecified
 from fmtprop.passes.optimal import OptimalFormats, expansions
 from fmtprop.passes.target import Setting
@@ -56,9 +57,9 @@ def samples() -> list[object]:
     return found
 
 
-def chosen_ways(declaration: OpDef, sample) -> Iterator[Node]:
+def chosen_ways(declaration: OpDef, sample, post_ops: Sequence[PostOp] = ()) -> Iterator[Node]:
     """Yield a sample's node in each implementation, in several formats."""
-    node, seen = node_of(declaration.name, sample.attrs, sample.types), set()
+    node, seen = node_of(declaration.name, sample.attrs, sample.types, post_ops), set()
     for lie in (unspecified, plain, channels_last, partial(channel_blocked, block=16)):
         formats = {}
         for name, type_ in sample.types.items():
@@ -115,6 +116,22 @@ def test_what_loses_special_values_is_declared(declaration, sample):
             lost.setdefault("nan" if kind == "nan" else "inf", set()).add(node.choice.impl)
     declared = {"inf" if name == "extremum" else name for name in declaration.loses(sample.attrs)}
     assert lost.keys() <= declared, lost
+
+
+def products() -> list[object]:
+    kinds = ("convolution", "deconvolution", "inner_product", "matmul")
+    return [
+        one for one in samples() if one.values[0].name in kinds and one.values[1].types["src"].dtype is DataType.F32
+    ]
+
+
+@pytest.mark.parametrize(("declaration", "sample"), products())
+def test_a_sigmoid_behind_products_keeps_nan(declaration, sample):
+    """oneDNN's plain code makes 0 of it, which ends implementations that a plan on a busy machine may choose."""
+    for node in chosen_ways(declaration, sample, [PostOp("eltwise", Eltwise("logistic"))]):
+        operands = {name: poisoned_numbers((7, torch.nan), node, name, d) for name, d in node.choice.operands.items()}
+        (got,), (wanted,) = computed(node, operands), call_reference(node, operands)
+        assert torch.equal(got.isnan(), wanted.isnan()), node.choice.impl
 
 
 # ---------------------------------------------------------------- exact
