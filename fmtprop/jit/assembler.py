@@ -184,11 +184,11 @@ class Assembler:
 
     def v(
         self, operation: str, *operands: int | MemoryOperand, immediate: int | None = None, mask: int | None = None,
-        merge: bool = False,
+        merge: bool = False, spread: bool = False,
     ) -> None:  # fmt: skip
         """Add a vector instruction; positions that a mask register leaves out become 0, or stay with `merge`.
 
-        A masked load reads no memory there.
+        A masked load reads no memory there. With `spread`, the operand in memory is one number, for all positions.
         """
         kinds = "_".join("mem" if isinstance(operand, MemoryOperand) else "reg" for operand in operands)
         code = self.form(operation)
@@ -198,6 +198,7 @@ class Assembler:
             instruction = getattr(Instruction, f"create_{kinds}_u32")(code, *operands, immediate)
         if mask is not None:
             instruction.op_mask, instruction.zeroing_masking = mask, not merge
+        instruction.is_broadcast = spread
         self._add(instruction)
 
     def load(self, x: int, place: MemoryOperand) -> None:

@@ -36,11 +36,6 @@ _DISPLACEMENT_LIMIT: Final = 1 << 31
 #: most numbers of a group of integers: they are in registers while their largest is looked for
 _MOST_IN_BYTES: Final = 256
 
-#: most rows, beside one, that are multiplied by 8-bit codes in f32. Of 2048 x 5632 codes, 1, 2, 4, 8 and 16 rows take
-#: 0.63, 0.98, 1.29, 2.26 and 4.77 ms in f32, 0.58, 1.12, 1.58, 2.28 and 3.72 ms as integers; of 4-bit codes 0.48, 0.71,
-#: 1.11, 1.86 and 4.08 ms, and 0.30, 0.53, 0.97, 1.63 and 2.94 ms (Zen 4, one thread)
-_FLOATING_ROWS: Final = 8
-
 #: rows of a matrix that are decoded side by side into blocks, and rows of a block: products of many rows read these
 ROWS: Final = 16
 BLOCK: Final = 64
@@ -142,21 +137,27 @@ class NBitsKernel(StandaloneKernel):
     @property
     def multiplies_bytes(self) -> bool:
         """Whether rows of bf16 numbers are multiplied as integers of 16 bits."""
-        if self.src is not DataType.BF16 or self.has_zero_points or self.is_exact:
+        if self.src is not DataType.BF16 or self.is_exact:
             return False
-        is_whole = self.group % (8 * isa().nbytes // self.bits) == 0 and self.group <= _MOST_IN_BYTES
-        return is_whole and (self.bits == 4 or not 1 < self.rows <= _FLOATING_ROWS)
+        return self.group % (8 * isa().nbytes // self.bits) == 0 and self.group <= _MOST_IN_BYTES
 
     @property
     def group_nbytes(self) -> int:
         """Bytes of a row's group in a thread's area."""
-        return 2 * self.group + 2 * isa().nbytes if self.multiplies_bytes else 4 * self.group
+        vectors = 3 if self.has_zero_points else 2
+        return 2 * self.group + vectors * isa().nbytes if self.multiplies_bytes else 4 * self.group
+
+    @property
+    def rows_nbytes(self) -> int:
+        """Bytes of all rows in a thread's area."""
+        return self.rows * self.depth // self.group * self.group_nbytes
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
         machine, row = isa(), self.depth * self.bits // 8
         threads = max(1, threads_for(self.outputs * row, threads))
-        area = -(-self.rows * self.depth // self.group * self.group_nbytes // _LINE_NBYTES) * _LINE_NBYTES
+        # behind the rows: a group of 16 outputs, whose codes programs on integers transpose
+        area = -(-self.rows_nbytes // _LINE_NBYTES) * _LINE_NBYTES + ROWS * (8 + self.group * self.bits // 8)
         block = (c_byte * (threads * area + 2 * _LINE_NBYTES))()
         data = (c_byte * (len(levels := _levels(machine)))).from_buffer_copy(levels)
         steps = dict(self.row_steps)
@@ -250,6 +251,9 @@ INTEGERS: Final = {
     "half": _filled("I", 128),
     "zero of 4": _filled("B", 8),
     "zero of 8": _filled("B", 128),
+    "usual zero of 4": _filled("f", 8.0),
+    "parts of zero of 4": _filled("f", -1 / 8),
+    "parts of zero of 8": _filled("f", -1 / 128),
     "low": _filled("B", 15),
     "halves": pack("<16I", *[0] * 8, *[1] * 8),
 }

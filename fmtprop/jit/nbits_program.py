@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, product
 from itertools import count as count_from
 from typing import Final
 
@@ -59,7 +59,8 @@ def nbits(isa: Isa, kernel: NBitsKernel) -> tuple[bytes, bytes]:
 
 
 def _assembled(isa: Isa, kernel: NBitsKernel, numbers: Sequence[bytes]) -> _NBits:
-    p = _Integers(isa, kernel) if kernel.multiplies_bytes else _NBits(isa, kernel)
+    kind = _NBits if not kernel.multiplies_bytes else _Integers if kernel.rows == 1 else _IntegersOfRows
+    p = kind(isa, kernel)
     p.share(ITEM, END, "tasks")
     frame = SUMS + kernel.rows * isa.nbytes
     p.advance(-frame, Register.RSP)
@@ -355,8 +356,8 @@ class _NBits(_Codes):
 #: registers of the program on integers: what codes and zeros differ by, and the first of codes in bytes
 _DIFFERENCE, _IN_BYTES = 2, 3
 
-#: rows of a pass, each for two outputs: sums of two kinds of bytes, and of groups
-_INTEGER_ROWS: Final = 4
+#: the scales, the zero points and behind them the transposed codes of a group; a scale on its way there
+_TURNED, _ONE_SCALE = _OUTPUTS, Register.R9D
 
 #: first register of numbers while rows are written
 _NUMBERS: Final = 8
@@ -371,18 +372,16 @@ class _Integers(_NBits):
     A bf16 number has 8 bits: those above a 256th of the group's largest lose none, and the others less than the largest
     has lost when it was rounded to bf16. AVX-512 VNNI adds 64 products of bytes at a time. In a group, a row's area has
     for each vector of codes the high bytes and the low ones, then what the sum differs by since codes have no sign,
-    then the scale.
+    then the scale, and with zero points the sum of the row's numbers.
     """
 
     def __init__(self, isa: Isa, kernel: NBitsKernel) -> None:
         super().__init__(isa, kernel)
-        self._outputs = range(1 if kernel.rows == 1 else 2)
-        self._passes = [
-            range(first, min(first + _INTEGER_ROWS, kernel.rows)) for first in range(0, kernel.rows, _INTEGER_ROWS)
-        ]
         #: vectors of codes of a group, each with as many vectors of bytes as a byte has codes
         self._blocks, self._halves = kernel.group * kernel.bits // 8 // isa.nbytes, 8 // kernel.bits
         self._tail = 2 * kernel.group
+        #: pointers to what a group has one of
+        self._of_group = (_SCALES, _ZERO_POINTS) if kernel.has_zero_points else (_SCALES,)
 
     def _place(self, block: int, half: int, low: int) -> int:
         """Return where the bytes of a part of a group lie in a row's group."""
@@ -418,10 +417,7 @@ class _Integers(_NBits):
                 self.load(x, at(src, index * lanes * kernel.src.nbytes))
             self.v("VANDPS", other, x, self.vector_of(data, "magnitude"))
             self.v("VPMAXSD", largest, largest, other)  # as integers, NaN is the largest
-        for shuffle, order in _ROUND:
-            operands = (largest, largest) if shuffle == "VSHUFF32X4" else (largest,)
-            self.v(shuffle, other, *operands, immediate=order)
-            self.v("VPMAXSD", largest, largest, other)
+        self._everywhere("VPMAXSD", largest, other)
         self.v("VPMAXSD", largest, largest, self.vector_of(data, "least"))
         self.v("VMOVUPS", other, self.vector_of(data, "largest"))
         self.v("VDIVPS", factor, other, largest)
@@ -448,9 +444,21 @@ class _Integers(_NBits):
                 self.v("VPDPBUSD", one, zeros, at(dst, (2 * part + index) * self.isa.nbytes))
         self.v("VPSLLD", high, high, immediate=8)
         self.v("VPADDD", low, low, high)
+        if kernel.rows > 1:
+            self._everywhere("VPADDD", low, high)
         self.zero(high)
         self.v("VPSUBD", high, high, low)
         self.v("VMOVUPS <", at(dst, self._tail), high)
+        if kernel.has_zero_points:
+            self.v("VCVTDQ2PS", high, high)
+            self.v("VMULPS", high, high, self.vector_of(data, f"parts of zero of {kernel.bits}"))
+            self.v("VMOVUPS <", at(dst, self._tail + 2 * self.isa.nbytes), high)
+
+    def _everywhere(self, operation: str, x: int, other: int) -> None:
+        """Join all numbers of a vector; each position has the result."""
+        for shuffle, order in _ROUND:
+            self.v(shuffle, other, *[x] * (2 if shuffle == "VSHUFF32X4" else 1), immediate=order)
+            self.v(operation, x, x, other)
 
     def _write_bytes(self, dst: int, data: int, x: int, place: int, factor: int) -> None:
         """Write the high and low bytes of a vector of numbers."""
@@ -466,73 +474,137 @@ class _Integers(_NBits):
 
     # ------------------------------------------------------------------ sums
 
-    def _sums_of_rows(self, rows: range) -> None:
-        """Compute the sums of some rows: bytes of each group as integers, and groups in f32."""
-        kernel, together = self._kernel, len(self._outputs)
-        free = map(self.register, count_from(_IN_BYTES + together * self._halves))
-        pairs = [(row, output) for row in rows for output in self._outputs]
-        totals, high, low = ({pair: next(free) for pair in pairs} for _ in range(3))
-        difference, scale = self.register(_DIFFERENCE), self.register(1)
-        self.point_to_scales(FIRST)
-        self.v("VMOVUPS", difference, self.vector_of(_LEVELS, "low" if kernel.bits == 4 else "zero of 8"))
-        self.immediate("MOV_RM64_IMM32", _OUTPUTS, self.isa.lanes // together)
+    def sums_of_codes(self) -> None:
+        """Compute a row's sums of a task: bytes of each group as integers, and groups in f32."""
+        kernel = self._kernel
+        total, high, low = map(self.register, range(_IN_BYTES + 2, _IN_BYTES + 5))
+        scale = self.register(1)
+        self._begin_codes()
+        self.immediate("MOV_RM64_IMM32", _OUTPUTS, self.isa.lanes)
         with self.repeat(_OUTPUTS, _OUTPUTS):
-            for one in totals.values():
-                self.zero(one)
+            self.zero(total)
             self.move(_X, at(Register.RSP, _AREA))
             with self.repeat(self.argument("groups"), _GROUPS):
-                for row, output in pairs:
-                    self.zero(high[row, output])
-                    self.v("VMOVUPS", low[row, output], at(_X, row * kernel.group_nbytes + self._tail))
+                self.zero(high)
+                self.v("VMOVUPS", low, at(_X, self._tail))
                 for block in range(self._blocks):
-                    for output in self._outputs:
-                        self._load_codes(output, block)
-                    for row in rows:
-                        self._multiply_bytes(row, block, high, low)
-                for output in self._outputs:
-                    self.v("VBROADCASTSS", scale, at(_SCALES, output * self._scales_pitch))
-                    for row in rows:
-                        sums, place = high[row, output], row * kernel.group_nbytes + self._tail + self.isa.nbytes
-                        self.v("VPSLLD", sums, sums, immediate=8)
-                        self.v("VPADDD", sums, sums, low[row, output])
-                        self.v("VCVTDQ2PS", sums, sums)
-                        self.v("VMULPS", sums, sums, at(_X, place))
-                        self.v("VFMADD231PS", totals[row, output], sums, scale)
-                self.advance(_SCALE_NBYTES, _SCALES)
+                    place = block * self.isa.nbytes
+                    self.emit("PREFETCHT2_M8", at(WEIGHTS, place + AHEAD_NBYTES))
+                    for half, codes in enumerate(self._load_codes(at(WEIGHTS, place))):
+                        for index, sums in enumerate((high, low)):
+                            self.v("VPDPBUSD", sums, codes, at(_X, self._place(block, half, index)))
+                self.v("VBROADCASTSS", scale, at(_SCALES))
+                if kernel.has_zero_points:
+                    self.v("VBROADCASTSS", self.register(0), at(_ZERO_POINTS))
+                    self._shift_zero_points()
+                self._add_group(total, high, low, self._tail, scale)
+                self.advance(_SCALE_NBYTES, *self._of_group)
                 self.advance(self._blocks * self.isa.nbytes, WEIGHTS)
-                self.advance(kernel.rows * kernel.group_nbytes, _X)
-            for (row, output), one in totals.items():
-                self.across([one])
-                self.emit("VEX_VMOVSS_M32_XMM", at(SUM, row * self.isa.nbytes + output * 4), Register.XMM0)
-            self.next_rows()
-            self.advance(4 * together, SUM)
+                self.advance(kernel.group_nbytes, _X)
+            self.across([total])
+            self.emit("VEX_VMOVSS_M32_XMM", at(SUM), Register.XMM0)
+            self.advance(4, SUM)
 
-    def _codes_of(self, output: int) -> list[int]:
-        """Return the registers with a vector of codes of an output, as bytes without sign."""
-        return [self.register(_IN_BYTES + output * self._halves + half) for half in range(self._halves)]
+    def _begin_codes(self) -> None:
+        """Point to the scales of a task, and load what makes bytes without sign of codes."""
+        self.point_to_scales(FIRST)
+        name = "low" if self._kernel.bits == 4 else "zero of 8"
+        self.v("VMOVUPS", self.register(_DIFFERENCE), self.vector_of(_LEVELS, name))
 
-    def _load_codes(self, output: int, block: int) -> None:
-        difference, codes = self.register(_DIFFERENCE), self._codes_of(output)
-        place = at(WEIGHTS, output * self._pitch + block * self.isa.nbytes)
-        self.emit("PREFETCHT2_M8", at(WEIGHTS, output * self._pitch + block * self.isa.nbytes + AHEAD_NBYTES))
+    def _load_codes(self, place: MemoryOperand) -> list[int]:
+        """Return the registers with a vector of codes, as bytes without sign."""
+        difference, low, high = (self.register(_DIFFERENCE + number) for number in range(3))
         if self._kernel.bits == 8:
-            self.v("VXORPS", codes[0], difference, place)
-            return
-        low, high = codes
+            self.v("VXORPS", low, difference, place)
+            return [low]
         self.v("VMOVUPS", high, place)
         self.v("VANDPS", low, high, difference)
         self.v("VPSRLD", high, high, immediate=4)
         self.v("VANDPS", high, high, difference)
+        return [low, high]
 
-    def _multiply_bytes(
-        self, row: int, block: int, high: Mapping[tuple[int, int], int], low: Mapping[tuple[int, int], int]
-    ) -> None:
-        """Add the products of a vector of codes of each output and the bytes of a row."""
-        for half in range(self._halves):
-            for index, sums in enumerate((high, low)):
-                x: MemoryOperand | int = at(_X, row * self._kernel.group_nbytes + self._place(block, half, index))
-                if len(self._outputs) > 1:
-                    self.v("VMOVUPS", self.register(0), x)
-                    x = self.register(0)
-                for output in self._outputs:
-                    self.v("VPDPBUSD", sums[row, output], self._codes_of(output)[half], x)
+    def _shift_zero_points(self) -> None:
+        """Make zero points, in register 0, relative to the usual one."""
+        if self._kernel.bits == 4:
+            self.v("VSUBPS", self.register(0), self.register(0), self.vector_of(_LEVELS, "usual zero of 4"))
+
+    def _add_group(self, total: int, high: int, low: int, place: int, scale: int) -> None:
+        """Add a group's sums of both kinds of bytes to a total; the row's scale is behind the place."""
+        self.v("VPSLLD", high, high, immediate=8)
+        self.v("VPADDD", high, high, low)
+        self.v("VCVTDQ2PS", high, high)
+        if self._kernel.has_zero_points:
+            self.v("VFNMADD231PS", high, self.register(0), at(_X, place + 2 * self.isa.nbytes))
+        self.v("VMULPS", high, high, at(_X, place + self.isa.nbytes))
+        self.v("VFMADD231PS", total, high, scale)
+
+
+class _IntegersOfRows(_Integers):
+    """Multiplies several rows: a position of a vector of sums is an output, so that it needs one scale for a group.
+
+    Codes of 16 outputs are transposed in registers, to vectors of four neighbouring codes of each output. They meet
+    four bytes of each row, which the product itself spreads over a vector. The transposed codes of a group, 4 KB at
+    most, lie behind the rows in the thread's area.
+    """
+
+    def sums_of_codes(self) -> None:
+        """Compute the sums of a task."""
+        kernel, nbytes = self._kernel, self.isa.nbytes
+        self.point_to_scales(FIRST)
+        self.v(
+            "VMOVUPS", self.register(_DIFFERENCE), self.vector_of(_LEVELS, "low" if kernel.bits == 4 else "zero of 8")
+        )
+        self.move(_TURNED, at(Register.RSP, _AREA))
+        self.advance(kernel.rows_nbytes, _TURNED)
+        for number, rows in enumerate(self._passes):
+            if number:
+                self.advance(-self._pitch, WEIGHTS)
+                self.advance(-self._scales_pitch, *self._of_group)
+            free = map(self.register, count_from(_DIFFERENCE + 3))
+            sums = {row: (next(free), next(free), next(free)) for row in rows}
+            for total, *_ in sums.values():
+                self.zero(total)
+            self.move(_X, at(Register.RSP, _AREA))
+            with self.repeat(self.argument("groups"), _GROUPS):
+                self._turn_group([self.register(_DIFFERENCE), *(total for total, *_ in sums.values())])
+                self._multiply_group(sums)
+            for row, (total, *_) in sums.items():
+                self.v("VMOVUPS <", at(SUM, row * nbytes), total)
+
+    def _turn_group(self, taken: Sequence[int]) -> None:
+        """Write a group's scales, zero points and transposed codes, through registers that are not taken."""
+        lanes, nbytes = self.isa.lanes, self.isa.nbytes
+        for (number, pointer), output in product(enumerate(self._of_group), range(lanes)):
+            self.emit("MOV_R32_RM32", _ONE_SCALE, at(pointer, output * self._scales_pitch))
+            self.emit("MOV_RM32_R32", at(_TURNED, number * nbytes + output * _SCALE_NBYTES), _ONE_SCALE)
+        free = [one for one in map(self.register, range(self.isa.registers)) if one not in taken]
+        for block in range(self._blocks):
+            for output, one in enumerate(free[:lanes]):
+                place = output * self._pitch + block * nbytes
+                self.v("VMOVUPS", one, at(WEIGHTS, place))
+                self.emit("PREFETCHT2_M8", at(WEIGHTS, place + lanes * self._pitch))  # the next task's
+            for part, one in enumerate(self.transposed(free[:lanes], free[lanes])):
+                self.v("VMOVUPS <", at(_TURNED, (2 + block * lanes + part) * nbytes), one)
+
+    def _multiply_group(self, sums: Mapping[int, tuple[int, int, int]]) -> None:
+        """Add a group's products with the rows to their totals."""
+        kernel, lanes, nbytes = self._kernel, self.isa.lanes, self.isa.nbytes
+        for row, (_, high, low) in sums.items():
+            self.zero(high)
+            self.v("VMOVUPS", low, at(_X, row * kernel.group_nbytes + self._tail))
+        for block, part in product(range(self._blocks), range(lanes)):
+            loaded = self._load_codes(at(_TURNED, (2 + block * lanes + part) * nbytes))
+            for (row, (_, *both)), (half, codes) in product(sums.items(), enumerate(loaded)):
+                for index, one in enumerate(both):
+                    place = row * kernel.group_nbytes + self._place(block, half, index) + 4 * part
+                    self.v("VPDPBUSD", one, codes, at(_X, place), spread=True)
+        scale = self.register(1)
+        self.v("VMOVUPS", scale, at(_TURNED))
+        if kernel.has_zero_points:
+            self.v("VMOVUPS", self.register(0), at(_TURNED, nbytes))
+            self._shift_zero_points()
+        for row, (total, high, low) in sums.items():
+            self._add_group(total, high, low, row * kernel.group_nbytes + self._tail, scale)
+        self.advance(_SCALE_NBYTES, *self._of_group)
+        self.advance(self._blocks * nbytes, WEIGHTS)
+        self.advance(kernel.rows * kernel.group_nbytes, _X)
