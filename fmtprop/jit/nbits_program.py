@@ -550,10 +550,7 @@ class _IntegersOfRows(_Integers):
     def sums_of_codes(self) -> None:
         """Compute the sums of a task."""
         kernel, nbytes = self._kernel, self.isa.nbytes
-        self.point_to_scales(FIRST)
-        self.v(
-            "VMOVUPS", self.register(_DIFFERENCE), self.vector_of(_LEVELS, "low" if kernel.bits == 4 else "zero of 8")
-        )
+        self._begin_codes()
         self.move(_TURNED, at(Register.RSP, _AREA))
         self.advance(kernel.rows_nbytes, _TURNED)
         for number, rows in enumerate(self._passes):
