@@ -115,7 +115,8 @@ class NBitsKernel(StandaloneKernel):
 
     def assembled(self) -> Kernel:
         """Return the code; problems that differ only in the number of outputs share it."""
-        return assembled("nbits_program", "nbits", isa(), self._without_sizes())
+        program = "nbits_integers" if self.multiplies_bytes else "nbits"
+        return assembled(f"{program}_program", program, isa(), self._without_sizes())
 
     def _without_sizes(self) -> NBitsKernel:
         return NBitsKernel(

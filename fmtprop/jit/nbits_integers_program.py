@@ -1,0 +1,287 @@
+"""The programs of products of bf16 rows with codes where AVX-512 VNNI multiplies both as integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import count as count_from
+from itertools import product
+from typing import Final
+
+from iced_x86 import MemoryOperand, Register
+
+from fmtprop.jit.assembler import at
+from fmtprop.jit.gemv_program import AHEAD_NBYTES, FIRST, SRC_ROWS, SUM, WEIGHTS
+from fmtprop.jit.isa import Isa
+from fmtprop.jit.nbits import NBitsKernel
+from fmtprop.jit.nbits_program import (
+    AREA,
+    GROUPS,
+    LEVELS,
+    OUTPUTS,
+    SCALE_NBYTES,
+    SCALES,
+    ZERO_POINTS,
+    NBitsProgram,
+    X,
+    assembled,
+)
+from fmtprop.jit.program import THREAD, with_table
+
+#: registers of the program on integers: what codes and zeros differ by, and the first of codes in bytes
+_DIFFERENCE, _IN_BYTES = 2, 3
+
+#: the scales, the zero points and behind them the transposed codes of a group; a scale on its way there
+_TURNED, _ONE_SCALE = OUTPUTS, Register.R9D
+
+#: first register of numbers while rows are written
+_NUMBERS: Final = 8
+
+#: shuffles after which each number of a vector was beside each other one
+_ROUND: Final = (("VSHUFF32X4", 0x4E), ("VSHUFF32X4", 0xB1), ("VPERMILPS", 0x4E), ("VPERMILPS", 0xB1))
+
+
+def nbits_integers(isa: Isa, kernel: NBitsKernel) -> tuple[bytes, bytes]:
+    """Return the program, and the table of constants that it reads."""
+    return with_table(partial(assembled, _Integers if kernel.rows == 1 else _IntegersOfRows, isa, kernel))
+
+
+class _Integers(NBitsProgram):
+    """Multiplies rows of bf16 numbers as integers of 16 bits, a high and a low byte, which share a scale in a group.
+
+    A bf16 number has 8 bits: those above a 256th of the group's largest lose none, and the others less than the largest
+    has lost when it was rounded to bf16. AVX-512 VNNI adds 64 products of bytes at a time. In a group, a row's area has
+    for each vector of codes the high bytes and the low ones, then what the sum differs by since codes have no sign,
+    then the scale, and with zero points the sum of the row's numbers.
+    """
+
+    def __init__(self, isa: Isa, kernel: NBitsKernel) -> None:
+        super().__init__(isa, kernel)
+        #: vectors of codes of a group, each with as many vectors of bytes as a byte has codes
+        self._blocks, self._halves = kernel.group * kernel.bits // 8 // isa.nbytes, 8 // kernel.bits
+        self._tail = 2 * kernel.group
+        #: pointers to what a group has one of
+        self._of_group = (SCALES, ZERO_POINTS) if kernel.has_zero_points else (SCALES,)
+
+    def _place(self, block: int, half: int, low: int) -> int:
+        """Return where the bytes of a part of a group lie in a row's group."""
+        return ((block * self._halves + half) * 2 + low) * self.isa.nbytes
+
+    # ------------------------------------------------------------------ rows of src
+
+    def fill_area(self) -> None:
+        """Write the rows of src to this thread's area."""
+        src, dst, data, kernel = Register.RSI, Register.RDI, Register.RAX, self._kernel
+        self.point(dst, "areas", THREAD, "area")
+        self.emit("MOV_RM64_R64", at(Register.RSP, AREA), dst)
+        self.move(SRC_ROWS, self.argument("src"))
+        self.move(data, self.argument("data"))
+        for row in range(kernel.rows):
+            self.move(src, SRC_ROWS)
+            self.move(dst, at(Register.RSP, AREA))
+            self.advance(row * kernel.group_nbytes, dst)
+            with self.repeat(self.argument("groups"), Register.RCX):
+                self._write_group(src, dst, data)
+                self.advance(kernel.group * kernel.src.nbytes, src)
+                self.advance(kernel.rows * kernel.group_nbytes, dst)
+            self.add(SRC_ROWS, self.argument("src_row"))
+
+    def _write_group(self, src: int, dst: int, data: int) -> None:
+        """Write the bytes of a group, what its sums differ by, and its scale."""
+        kernel, lanes = self._kernel, self.isa.lanes
+        numbers = [self.register(_NUMBERS + index) for index in range(kernel.group // lanes)]
+        largest, other, factor = self.register(0), self.register(1), self.register(4)
+        self.zero(largest)
+        for index, x in enumerate(numbers):
+            with self.numbers_of(kernel.src):
+                self.load(x, at(src, index * lanes * kernel.src.nbytes))
+            self.v("VANDPS", other, x, self.vector_of(data, "magnitude"))
+            self.v("VPMAXSD", largest, largest, other)  # as integers, NaN is the largest
+        self._everywhere("VPMAXSD", largest, other)
+        self.v("VPMAXSD", largest, largest, self.vector_of(data, "least"))
+        self.v("VMOVUPS", other, self.vector_of(data, "largest"))
+        self.v("VDIVPS", factor, other, largest)
+        self.v("VMULPS", largest, largest, self.vector_of(data, "of largest"))
+        self.v("VSUBPS", other, largest, largest)  # NaN of an infinity
+        self.v("VADDPS", largest, largest, other)
+        self.v("VMOVUPS <", at(dst, self._tail + self.isa.nbytes), largest)
+        for first in range(0, len(numbers), 2):
+            pair = numbers[first], numbers[first + 1]
+            if kernel.bits == 4:  # low and high halves of the same bytes
+                block, quarter = divmod(first, 8)
+                for half, x in enumerate(self._parted(*pair)):
+                    self._write_bytes(dst, data, x, self._place(block, half, 0) + quarter // 2 * lanes, factor)
+                continue
+            for index, x in enumerate(pair, first):
+                block, quarter = divmod(index, 4)
+                self._write_bytes(dst, data, x, self._place(block, 0, 0) + quarter * lanes, factor)
+        high, low, zeros = self.register(0), self.register(1), self.register(2)
+        self.v("VMOVUPS", zeros, self.vector_of(data, f"zero of {kernel.bits}"))
+        for one in (high, low):
+            self.zero(one)
+        for part in range(self._blocks * self._halves):
+            for index, one in enumerate((high, low)):
+                self.v("VPDPBUSD", one, zeros, at(dst, (2 * part + index) * self.isa.nbytes))
+        self.v("VPSLLD", high, high, immediate=8)
+        self.v("VPADDD", low, low, high)
+        if kernel.rows > 1:
+            self._everywhere("VPADDD", low, high)
+        self.zero(high)
+        self.v("VPSUBD", high, high, low)
+        self.v("VMOVUPS <", at(dst, self._tail), high)
+        if kernel.has_zero_points:
+            self.v("VCVTDQ2PS", high, high)
+            self.v("VMULPS", high, high, self.vector_of(data, f"parts of zero of {kernel.bits}"))
+            self.v("VMOVUPS <", at(dst, self._tail + 2 * self.isa.nbytes), high)
+
+    def _everywhere(self, operation: str, x: int, other: int) -> None:
+        """Join all numbers of a vector; each position has the result."""
+        for shuffle, order in _ROUND:
+            self.v(shuffle, other, *[x] * (2 if shuffle == "VSHUFF32X4" else 1), immediate=order)
+            self.v(operation, x, x, other)
+
+    def _write_bytes(self, dst: int, data: int, x: int, place: int, factor: int) -> None:
+        """Write the high and low bytes of a vector of numbers."""
+        whole, high = self.register(5), self.register(6)
+        self.v("VMULPS", whole, x, factor)
+        self.v("VCVTPS2DQ", whole, whole)
+        self.v("VPADDD", high, whole, self.vector_of(data, "half"))
+        self.v("VPSRAD", high, high, immediate=8)
+        self.emit("EVEX_VPMOVDB_XMMM128_K1Z_ZMM", at(dst, place), high)
+        self.v("VPSLLD", high, high, immediate=8)
+        self.v("VPSUBD", whole, whole, high)
+        self.emit("EVEX_VPMOVDB_XMMM128_K1Z_ZMM", at(dst, place + self.isa.nbytes), whole)
+
+    # ------------------------------------------------------------------ sums
+
+    def sums_of_codes(self) -> None:
+        """Compute a row's sums of a task: bytes of each group as integers, and groups in f32."""
+        kernel = self._kernel
+        total, high, low = map(self.register, range(_IN_BYTES + 2, _IN_BYTES + 5))
+        scale = self.register(1)
+        self._begin_codes()
+        self.immediate("MOV_RM64_IMM32", OUTPUTS, self.isa.lanes)
+        with self.repeat(OUTPUTS, OUTPUTS):
+            self.zero(total)
+            self.move(X, at(Register.RSP, AREA))
+            with self.repeat(self.argument("groups"), GROUPS):
+                self.zero(high)
+                self.v("VMOVUPS", low, at(X, self._tail))
+                for block in range(self._blocks):
+                    place = block * self.isa.nbytes
+                    self.emit("PREFETCHT2_M8", at(WEIGHTS, place + AHEAD_NBYTES))
+                    for half, codes in enumerate(self._load_codes(at(WEIGHTS, place))):
+                        for index, sums in enumerate((high, low)):
+                            self.v("VPDPBUSD", sums, codes, at(X, self._place(block, half, index)))
+                self.v("VBROADCASTSS", scale, at(SCALES))
+                if kernel.has_zero_points:
+                    self.v("VBROADCASTSS", self.register(0), at(ZERO_POINTS))
+                    self._shift_zero_points()
+                self._add_group(total, high, low, self._tail, scale)
+                self.advance(SCALE_NBYTES, *self._of_group)
+                self.advance(self._blocks * self.isa.nbytes, WEIGHTS)
+                self.advance(kernel.group_nbytes, X)
+            self.across([total])
+            self.emit("VEX_VMOVSS_M32_XMM", at(SUM), Register.XMM0)
+            self.advance(4, SUM)
+
+    def _begin_codes(self) -> None:
+        """Point to the scales of a task, and load what makes bytes without sign of codes."""
+        self.point_to_scales(FIRST)
+        name = "low" if self._kernel.bits == 4 else "zero of 8"
+        self.v("VMOVUPS", self.register(_DIFFERENCE), self.vector_of(LEVELS, name))
+
+    def _load_codes(self, place: MemoryOperand) -> list[int]:
+        """Return the registers with a vector of codes, as bytes without sign."""
+        difference, low, high = (self.register(_DIFFERENCE + number) for number in range(3))
+        if self._kernel.bits == 8:
+            self.v("VXORPS", low, difference, place)
+            return [low]
+        self.v("VMOVUPS", high, place)
+        self.v("VANDPS", low, high, difference)
+        self.v("VPSRLD", high, high, immediate=4)
+        self.v("VANDPS", high, high, difference)
+        return [low, high]
+
+    def _shift_zero_points(self) -> None:
+        """Make zero points, in register 0, relative to the usual one."""
+        if self._kernel.bits == 4:
+            self.v("VSUBPS", self.register(0), self.register(0), self.vector_of(LEVELS, "usual zero of 4"))
+
+    def _add_group(self, total: int, high: int, low: int, place: int, scale: int) -> None:
+        """Add a group's sums of both kinds of bytes to a total; the row's scale is behind the place."""
+        self.v("VPSLLD", high, high, immediate=8)
+        self.v("VPADDD", high, high, low)
+        self.v("VCVTDQ2PS", high, high)
+        if self._kernel.has_zero_points:
+            self.v("VFNMADD231PS", high, self.register(0), at(X, place + 2 * self.isa.nbytes))
+        self.v("VMULPS", high, high, at(X, place + self.isa.nbytes))
+        self.v("VFMADD231PS", total, high, scale)
+
+
+class _IntegersOfRows(_Integers):
+    """Multiplies several rows: a position of a vector of sums is an output, so that it needs one scale for a group.
+
+    Codes of 16 outputs are transposed in registers, to vectors of four neighbouring codes of each output. They meet
+    four bytes of each row, which the product itself spreads over a vector. The transposed codes of a group, 4 KB at
+    most, lie behind the rows in the thread's area.
+    """
+
+    def sums_of_codes(self) -> None:
+        """Compute the sums of a task."""
+        kernel, nbytes = self._kernel, self.isa.nbytes
+        self._begin_codes()
+        self.move(_TURNED, at(Register.RSP, AREA))
+        self.advance(kernel.rows_nbytes, _TURNED)
+        for number, rows in enumerate(self._passes):
+            if number:
+                self.advance(-self._pitch, WEIGHTS)
+                self.advance(-self._scales_pitch, *self._of_group)
+            free = map(self.register, count_from(_DIFFERENCE + 3))
+            sums = {row: (next(free), next(free), next(free)) for row in rows}
+            for total, *_ in sums.values():
+                self.zero(total)
+            self.move(X, at(Register.RSP, AREA))
+            with self.repeat(self.argument("groups"), GROUPS):
+                self._turn_group([self.register(_DIFFERENCE), *(total for total, *_ in sums.values())])
+                self._multiply_group(sums)
+            for row, (total, *_) in sums.items():
+                self.v("VMOVUPS <", at(SUM, row * nbytes), total)
+
+    def _turn_group(self, taken: Sequence[int]) -> None:
+        """Write a group's scales, zero points and transposed codes, through registers that are not taken."""
+        lanes, nbytes = self.isa.lanes, self.isa.nbytes
+        for (number, pointer), output in product(enumerate(self._of_group), range(lanes)):
+            self.emit("MOV_R32_RM32", _ONE_SCALE, at(pointer, output * self._scales_pitch))
+            self.emit("MOV_RM32_R32", at(_TURNED, number * nbytes + output * SCALE_NBYTES), _ONE_SCALE)
+        free = [one for one in map(self.register, range(self.isa.registers)) if one not in taken]
+        for block in range(self._blocks):
+            for output, one in enumerate(free[:lanes]):
+                place = output * self._pitch + block * nbytes
+                self.v("VMOVUPS", one, at(WEIGHTS, place))
+                self.emit("PREFETCHT2_M8", at(WEIGHTS, place + lanes * self._pitch))  # the next task's
+            for part, one in enumerate(self.transposed(free[:lanes], free[lanes])):
+                self.v("VMOVUPS <", at(_TURNED, (2 + block * lanes + part) * nbytes), one)
+
+    def _multiply_group(self, sums: Mapping[int, tuple[int, int, int]]) -> None:
+        """Add a group's products with the rows to their totals."""
+        kernel, lanes, nbytes = self._kernel, self.isa.lanes, self.isa.nbytes
+        for row, (_, high, low) in sums.items():
+            self.zero(high)
+            self.v("VMOVUPS", low, at(X, row * kernel.group_nbytes + self._tail))
+        for block, part in product(range(self._blocks), range(lanes)):
+            loaded = self._load_codes(at(_TURNED, (2 + block * lanes + part) * nbytes))
+            for (row, (_, *both)), (half, codes) in product(sums.items(), enumerate(loaded)):
+                for index, one in enumerate(both):
+                    place = row * kernel.group_nbytes + self._place(block, half, index) + 4 * part
+                    self.v("VPDPBUSD", one, codes, at(X, place), spread=True)
+        scale = self.register(1)
+        self.v("VMOVUPS", scale, at(_TURNED))
+        if kernel.has_zero_points:
+            self.v("VMOVUPS", self.register(0), at(_TURNED, nbytes))
+            self._shift_zero_points()
+        for row, (total, high, low) in sums.items():
+            self._add_group(total, high, low, row * kernel.group_nbytes + self._tail, scale)
+        self.advance(SCALE_NBYTES, *self._of_group)
+        self.advance(self._blocks * nbytes, WEIGHTS)
+        self.advance(kernel.rows * kernel.group_nbytes, X)
