@@ -33,8 +33,9 @@ _LINE_NBYTES: Final = 64
 #: limit of the bytes from the first row of an area to the last: they are a displacement in the code
 _DISPLACEMENT_LIMIT: Final = 1 << 31
 
-#: most numbers of a group of integers: they are in registers while their largest is looked for
-_MOST_IN_BYTES: Final = 256
+#: most numbers of a part of a group that is multiplied as integers: they are in registers while their largest is looked
+#: for
+_MOST_OF_PART: Final = 256
 
 #: rows of a matrix that are decoded side by side into blocks, and rows of a block: products of many rows read these
 ROWS: Final = 16
@@ -115,7 +116,7 @@ class NBitsKernel(StandaloneKernel):
 
     def assembled(self) -> Kernel:
         """Return the code; problems that differ only in the number of outputs share it."""
-        program = "nbits_integers" if self.multiplies_bytes else "nbits"
+        program = "nbits_integers" if self.part else "nbits"
         return assembled(f"{program}_program", program, isa(), self._without_sizes())
 
     def _without_sizes(self) -> NBitsKernel:
@@ -136,29 +137,29 @@ class NBitsKernel(StandaloneKernel):
         return 4 * self.rows
 
     @property
-    def multiplies_bytes(self) -> bool:
-        """Whether rows of bf16 numbers are multiplied as integers of 16 bits."""
+    def part(self) -> int:
+        """Numbers of a group that share a scale as integers of 16 bits; 0 where rows are multiplied as f32."""
         if self.src is not DataType.BF16 or self.is_exact:
-            return False
-        return self.group % (8 * isa().nbytes // self.bits) == 0 and self.group <= _MOST_IN_BYTES
+            return 0
+        step = 8 * isa().nbytes // self.bits  # codes of a vector
+        return next((size for size in range(_MOST_OF_PART, 0, -step) if self.group % size == 0), 0)
 
     @property
-    def group_nbytes(self) -> int:
-        """Bytes of a row's group in a thread's area."""
-        vectors = 3 if self.has_zero_points else 2
-        return 2 * self.group + vectors * isa().nbytes if self.multiplies_bytes else 4 * self.group
+    def part_nbytes(self) -> int:
+        """Bytes of a row's part in a thread's area."""
+        return 2 * self.part + (3 if self.has_zero_points else 2) * isa().nbytes
 
     @property
     def rows_nbytes(self) -> int:
         """Bytes of all rows in a thread's area."""
-        return self.rows * self.depth // self.group * self.group_nbytes
+        return self.rows * (self.depth // self.part * self.part_nbytes if self.part else 4 * self.depth)
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
         machine, row = isa(), self.depth * self.bits // 8
         threads = max(1, threads_for(self.outputs * row, threads))
-        # behind the rows: a group of 16 outputs, whose codes programs on integers transpose
-        area = -(-self.rows_nbytes // _LINE_NBYTES) * _LINE_NBYTES + ROWS * (8 + self.group * self.bits // 8)
+        # behind the rows: a part of 16 outputs, whose codes programs on integers transpose
+        area = -(-self.rows_nbytes // _LINE_NBYTES) * _LINE_NBYTES + ROWS * (8 + self.part * self.bits // 8)
         block = (c_byte * (threads * area + 2 * _LINE_NBYTES))()
         data = (c_byte * (len(levels := _levels(machine)))).from_buffer_copy(levels)
         steps = dict(self.row_steps)
@@ -174,7 +175,7 @@ class NBitsKernel(StandaloneKernel):
             scales_row=self.depth // self.group * 4,
             rows=self.rows,
             groups=self.depth // span(self),
-            units=self.depth // unit(machine),
+            units=self.depth // (self.part or unit(machine)),
             areas=addressof(block) // _LINE_NBYTES * _LINE_NBYTES + _LINE_NBYTES,
             area=area,
         )

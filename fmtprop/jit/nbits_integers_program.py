@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import count as count_from
 from itertools import product
@@ -11,7 +12,7 @@ from typing import Final
 from iced_x86 import MemoryOperand, Register
 
 from fmtprop.jit.assembler import at
-from fmtprop.jit.gemv_program import AHEAD_NBYTES, FIRST, SRC_ROWS, SUM, WEIGHTS
+from fmtprop.jit.gemv_program import AHEAD_NBYTES, END, FIRST, SRC_ROWS, SUM, WEIGHTS
 from fmtprop.jit.isa import Isa
 from fmtprop.jit.nbits import NBitsKernel
 from fmtprop.jit.nbits_program import (
@@ -31,8 +32,8 @@ from fmtprop.jit.program import THREAD, with_table
 #: registers of the program on integers: what codes and zeros differ by, and the first of codes in bytes
 _DIFFERENCE, _IN_BYTES = 2, 3
 
-#: the scales, the zero points and behind them the transposed codes of a group; a scale on its way there
-_TURNED, _ONE_SCALE = OUTPUTS, Register.R9D
+#: parts of a group that are left; the scales, the zero points and behind them the transposed codes of a part
+_PARTS, _TURNED = END, OUTPUTS
 
 #: first register of numbers while rows are written
 _NUMBERS: Final = 8
@@ -47,24 +48,25 @@ def nbits_integers(isa: Isa, kernel: NBitsKernel) -> tuple[bytes, bytes]:
 
 
 class _Integers(NBitsProgram):
-    """Multiplies rows of bf16 numbers as integers of 16 bits, a high and a low byte, which share a scale in a group.
+    """Multiplies rows of bf16 numbers as integers of 16 bits, a high and a low byte, which share a scale.
 
-    A bf16 number has 8 bits: those above a 256th of the group's largest lose none, and the others less than the largest
-    has lost when it was rounded to bf16. AVX-512 VNNI adds 64 products of bytes at a time. In a group, a row's area has
-    for each vector of codes the high bytes and the low ones, then what the sum differs by since codes have no sign,
-    then the scale, and with zero points the sum of the row's numbers.
+    Those of a part of a group do: the whole group, if it has no more than 256. A bf16 number has 8 bits: those above a
+    256th of the part's largest lose none, and the others less than the largest has lost when it was rounded to bf16.
+    AVX-512 VNNI adds 64 products of bytes at a time. In a part, a row's area has for each vector of codes the high
+    bytes and the low ones, then what the sum differs by since codes have no sign, then the scale, and with zero points
+    the sum of the row's numbers.
     """
 
     def __init__(self, isa: Isa, kernel: NBitsKernel) -> None:
         super().__init__(isa, kernel)
-        #: vectors of codes of a group, each with as many vectors of bytes as a byte has codes
-        self._blocks, self._halves = kernel.group * kernel.bits // 8 // isa.nbytes, 8 // kernel.bits
-        self._tail = 2 * kernel.group
+        #: vectors of codes of a part, each with as many vectors of bytes as a byte has codes
+        self._blocks, self._halves = kernel.part * kernel.bits // 8 // isa.nbytes, 8 // kernel.bits
+        self._tail = 2 * kernel.part
         #: pointers to what a group has one of
         self._of_group = (SCALES, ZERO_POINTS) if kernel.has_zero_points else (SCALES,)
 
     def _place(self, block: int, half: int, low: int) -> int:
-        """Return where the bytes of a part of a group lie in a row's group."""
+        """Return where the bytes that meet half of a vector of codes lie in a row's part."""
         return ((block * self._halves + half) * 2 + low) * self.isa.nbytes
 
     # ------------------------------------------------------------------ rows of src
@@ -79,17 +81,17 @@ class _Integers(NBitsProgram):
         for row in range(kernel.rows):
             self.move(src, SRC_ROWS)
             self.move(dst, at(Register.RSP, AREA))
-            self.advance(row * kernel.group_nbytes, dst)
-            with self.repeat(self.argument("groups"), Register.RCX):
-                self._write_group(src, dst, data)
-                self.advance(kernel.group * kernel.src.nbytes, src)
-                self.advance(kernel.rows * kernel.group_nbytes, dst)
+            self.advance(row * kernel.part_nbytes, dst)
+            with self.repeat(self.argument("units"), Register.RCX):
+                self._write_part(src, dst, data)
+                self.advance(kernel.part * kernel.src.nbytes, src)
+                self.advance(kernel.rows * kernel.part_nbytes, dst)
             self.add(SRC_ROWS, self.argument("src_row"))
 
-    def _write_group(self, src: int, dst: int, data: int) -> None:
-        """Write the bytes of a group, what its sums differ by, and its scale."""
+    def _write_part(self, src: int, dst: int, data: int) -> None:
+        """Write the bytes of a part, what its sums differ by, and its scale."""
         kernel, lanes = self._kernel, self.isa.lanes
-        numbers = [self.register(_NUMBERS + index) for index in range(kernel.group // lanes)]
+        numbers = [self.register(_NUMBERS + index) for index in range(kernel.part // lanes)]
         largest, other, factor = self.register(0), self.register(1), self.register(4)
         self.zero(largest)
         for index, x in enumerate(numbers):
@@ -155,7 +157,7 @@ class _Integers(NBitsProgram):
     # ------------------------------------------------------------------ sums
 
     def sums_of_codes(self) -> None:
-        """Compute a row's sums of a task: bytes of each group as integers, and groups in f32."""
+        """Compute a row's sums of a task: bytes of each part as integers, and parts in f32."""
         kernel = self._kernel
         total, high, low = map(self.register, range(_IN_BYTES + 2, _IN_BYTES + 5))
         scale = self.register(1)
@@ -164,7 +166,7 @@ class _Integers(NBitsProgram):
         with self.repeat(OUTPUTS, OUTPUTS):
             self.zero(total)
             self.move(X, at(Register.RSP, AREA))
-            with self.repeat(self.argument("groups"), GROUPS):
+            with self._each_part():
                 self.zero(high)
                 self.v("VMOVUPS", low, at(X, self._tail))
                 for block in range(self._blocks):
@@ -177,10 +179,9 @@ class _Integers(NBitsProgram):
                 if kernel.has_zero_points:
                     self.v("VBROADCASTSS", self.register(0), at(ZERO_POINTS))
                     self._shift_zero_points()
-                self._add_group(total, high, low, self._tail, scale)
-                self.advance(SCALE_NBYTES, *self._of_group)
+                self._add_part(total, high, low, self._tail, scale)
                 self.advance(self._blocks * self.isa.nbytes, WEIGHTS)
-                self.advance(kernel.group_nbytes, X)
+                self.advance(kernel.part_nbytes, X)
             self.across([total])
             self.emit("VEX_VMOVSS_M32_XMM", at(SUM), Register.XMM0)
             self.advance(4, SUM)
@@ -190,6 +191,16 @@ class _Integers(NBitsProgram):
         self.point_to_scales(FIRST)
         name = "low" if self._kernel.bits == 4 else "zero of 8"
         self.v("VMOVUPS", self.register(_DIFFERENCE), self.vector_of(LEVELS, name))
+
+    @contextmanager
+    def _each_part(self) -> Iterator[None]:
+        """Add loops over groups and their parts around the instructions of the block."""
+        with self.repeat(self.argument("groups"), GROUPS):
+            parts = self._kernel.group // self._kernel.part
+            self.immediate("MOV_RM64_IMM32", _PARTS, parts)
+            with self.repeat(_PARTS, _PARTS) if parts > 1 else nullcontext():
+                yield
+            self.advance(SCALE_NBYTES, *self._of_group)
 
     def _load_codes(self, place: MemoryOperand) -> list[int]:
         """Return the registers with a vector of codes, as bytes without sign."""
@@ -208,8 +219,8 @@ class _Integers(NBitsProgram):
         if self._kernel.bits == 4:
             self.v("VSUBPS", self.register(0), self.register(0), self.vector_of(LEVELS, "usual zero of 4"))
 
-    def _add_group(self, total: int, high: int, low: int, place: int, scale: int) -> None:
-        """Add a group's sums of both kinds of bytes to a total; the row's scale is behind the place."""
+    def _add_part(self, total: int, high: int, low: int, place: int, scale: int) -> None:
+        """Add a part's sums of both kinds of bytes to a total; the row's scale is behind the place."""
         self.v("VPSLLD", high, high, immediate=8)
         self.v("VPADDD", high, high, low)
         self.v("VCVTDQ2PS", high, high)
@@ -223,7 +234,7 @@ class _IntegersOfRows(_Integers):
     """Multiplies several rows: a position of a vector of sums is an output, so that it needs one scale for a group.
 
     Codes of 16 outputs are transposed in registers, to vectors of four neighbouring codes of each output. They meet
-    four bytes of each row, which the product itself spreads over a vector. The transposed codes of a group, 4 KB at
+    four bytes of each row, which the product itself spreads over a vector. The transposed codes of a part, 4 KB at
     most, lie behind the rows in the thread's area.
     """
 
@@ -242,18 +253,18 @@ class _IntegersOfRows(_Integers):
             for total, *_ in sums.values():
                 self.zero(total)
             self.move(X, at(Register.RSP, AREA))
-            with self.repeat(self.argument("groups"), GROUPS):
-                self._turn_group([self.register(_DIFFERENCE), *(total for total, *_ in sums.values())])
-                self._multiply_group(sums)
+            with self._each_part():
+                self._turn_part([self.register(_DIFFERENCE), *(total for total, *_ in sums.values())])
+                self._multiply_part(sums)
             for row, (total, *_) in sums.items():
                 self.v("VMOVUPS <", at(SUM, row * nbytes), total)
 
-    def _turn_group(self, taken: Sequence[int]) -> None:
-        """Write a group's scales, zero points and transposed codes, through registers that are not taken."""
+    def _turn_part(self, taken: Sequence[int]) -> None:
+        """Write a part's scales, zero points and transposed codes, through registers that are not taken."""
         lanes, nbytes = self.isa.lanes, self.isa.nbytes
         for (number, pointer), output in product(enumerate(self._of_group), range(lanes)):
-            self.emit("MOV_R32_RM32", _ONE_SCALE, at(pointer, output * self._scales_pitch))
-            self.emit("MOV_RM32_R32", at(_TURNED, number * nbytes + output * SCALE_NBYTES), _ONE_SCALE)
+            self.emit("VEX_VMOVSS_XMM_M32", Register.XMM0, at(pointer, output * self._scales_pitch))
+            self.emit("VEX_VMOVSS_M32_XMM", at(_TURNED, number * nbytes + output * SCALE_NBYTES), Register.XMM0)
         free = [one for one in map(self.register, range(self.isa.registers)) if one not in taken]
         for block in range(self._blocks):
             for output, one in enumerate(free[:lanes]):
@@ -263,17 +274,17 @@ class _IntegersOfRows(_Integers):
             for part, one in enumerate(self.transposed(free[:lanes], free[lanes])):
                 self.v("VMOVUPS <", at(_TURNED, (2 + block * lanes + part) * nbytes), one)
 
-    def _multiply_group(self, sums: Mapping[int, tuple[int, int, int]]) -> None:
-        """Add a group's products with the rows to their totals."""
+    def _multiply_part(self, sums: Mapping[int, tuple[int, int, int]]) -> None:
+        """Add a part's products with the rows to their totals."""
         kernel, lanes, nbytes = self._kernel, self.isa.lanes, self.isa.nbytes
         for row, (_, high, low) in sums.items():
             self.zero(high)
-            self.v("VMOVUPS", low, at(X, row * kernel.group_nbytes + self._tail))
+            self.v("VMOVUPS", low, at(X, row * kernel.part_nbytes + self._tail))
         for block, part in product(range(self._blocks), range(lanes)):
             loaded = self._load_codes(at(_TURNED, (2 + block * lanes + part) * nbytes))
             for (row, (_, *both)), (half, codes) in product(sums.items(), enumerate(loaded)):
                 for index, one in enumerate(both):
-                    place = row * kernel.group_nbytes + self._place(block, half, index) + 4 * part
+                    place = row * kernel.part_nbytes + self._place(block, half, index) + 4 * part
                     self.v("VPDPBUSD", one, codes, at(X, place), spread=True)
         scale = self.register(1)
         self.v("VMOVUPS", scale, at(_TURNED))
@@ -281,7 +292,6 @@ class _IntegersOfRows(_Integers):
             self.v("VMOVUPS", self.register(0), at(_TURNED, nbytes))
             self._shift_zero_points()
         for row, (total, high, low) in sums.items():
-            self._add_group(total, high, low, row * kernel.group_nbytes + self._tail, scale)
-        self.advance(SCALE_NBYTES, *self._of_group)
+            self._add_part(total, high, low, row * kernel.part_nbytes + self._tail, scale)
         self.advance(self._blocks * nbytes, WEIGHTS)
-        self.advance(kernel.rows * kernel.group_nbytes, X)
+        self.advance(kernel.rows * kernel.part_nbytes, X)
