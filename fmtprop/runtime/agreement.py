@@ -93,9 +93,11 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | Non
     numbers = _drawn(f"{node.op}/{name}/{desc.dims}", pool, single).expand(desc.dims)
     factor = opdef(op).factor(one.declared.name, desc.dims)
     numbers = numbers if factor == 1.0 else numbers * factor
-    scales = [post_op.attrs.scale for post_op in node.post_ops if isinstance(post_op.attrs, FakeQuantize)]
-    if scales and name == "bias" and wanted.is_floating:  # else many sums are in the middle between two steps
-        numbers = numbers + _NOT_IN_THE_MIDDLE * scales[0]
+    roundings = [post_op.attrs for post_op in node.post_ops if isinstance(post_op.attrs, FakeQuantize)]
+    if roundings and name == "bias" and wanted.is_floating:
+        # one beyond the limits would hide the products, and many sums would be in the middle between two steps
+        scale, reach = roundings[0].scale, roundings[0].scale * max(-roundings[0].low, roundings[0].high)
+        numbers = numbers * 2.0 ** min(0, math.floor(math.log2(reach / 4))) + _NOT_IN_THE_MIDDLE * scale
     return numbers if direct else numbers.to(torch_dtype(wanted))
 
 

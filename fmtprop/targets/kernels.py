@@ -195,7 +195,7 @@ def _quantized(attrs: DynamicQuantize, request: Request) -> Iterator[_Way]:
     src, dst = request["src"], request["dst"]
     if not _is_row_of_numbers(src) or (not attrs.whole and src.at_start() != plain(src)):
         return
-    if dst.dtype not in (DataType.F32, attrs.grid.stored):
+    if src.dtype is not DataType.F32 or dst.dtype not in (DataType.F32, attrs.grid.stored):
         return
     result = _as_asked(dst, src.at_start().with_dtype(dst.dtype))
     scales = [plain(request[name]) for name in ("scale", "zero")]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import product
 from math import prod
 
 from fmtprop.errors import UnsupportedOpError
@@ -201,7 +202,11 @@ def scaling_of(node: Node, stored: Stored) -> Scaling:
     if kind is Bytes.CONVERTED:
         return _of_conversion(node, grids)
     if kind is Bytes.MOVED and len({*grids.values()}) == 1 and {*stored.values()} <= BYTES:
-        return _nothing()
+        (grid,) = {*grids.values()}
+        if all(
+            isinstance(one.attrs, FakeQuantize) or (_is_rectifier(one.attrs) and not grid.zero) for one in node.post_ops
+        ):
+            return _nothing()
     raise UnsupportedOpError(f"{node.label} computes with real numbers only")
 
 
@@ -264,6 +269,10 @@ def _of_products(node: Node, stored: Stored, grids: Mapping[str, Grid]) -> Scali
         if not set(weights.axes) <= set(outputs) or prod(shape) != prod(shape[axis] for axis in outputs):
             raise UnsupportedOpError(f"{node.label}: scales of weights vary along axes {weights.axes}, not {outputs}")
         mask = sum(1 << axis for axis in outputs)
+        if len(outputs) > 1:  # of all groups, or of all outputs of a group
+            groups, (outer, inner) = getattr(node.attrs, "groups", 1), shape[:2]
+            places = product(range(groups), range(node.results[0].dims[1] // groups))
+            scales = [scales[min(group, outer - 1) * inner + min(place, inner - 1)] for group, place in places]
     chain, dst = chain_of(node, stored), {}
     if chain.dst_scale != 1.0:
         dst = {"dst": (chain.dst_scale,)}

@@ -40,7 +40,7 @@ class Rounded(nn.Module):
 
 
 @pytest.mark.parametrize("multiplier, added", [(1, False), (2, False), (1, True)])
-def test_whole_numbers_and_factors(multiplier: int, added: bool) -> None:
+def test_one_scale_and_factors(multiplier: int, added: bool) -> None:
     module, x = Rounded([0] * 17, multiplier=multiplier, added=added).eval(), torch.randn(2, 8, 9, 7)
     net = fp.compile(module, x, deterministic=True)
     names = [node.op for node in net.compilation.normal.nodes()]
@@ -60,8 +60,8 @@ def test_the_convolution_may_read_bytes() -> None:
     graph = fp.compile(module, x, deterministic=True).compilation.normal
     (node,) = (node for node in graph.nodes() if node.op == "convolution" and node.attrs.groups > 1)
     assert {"src", "weights"} <= node.grids.keys()
-    assert node.grids["src"].scales == (1.0,)
-    assert torch.tensor(node.grids["weights"].scales).allclose(module.scales * 2.0**-7)
+    assert node.grids["src"].scales == (2.0**-5,)
+    assert torch.tensor(node.grids["weights"].scales).allclose(module.scales * 2.0**-2)
 
 
 def test_zero_points_that_differ_stay_as_they_are() -> None:

@@ -11,13 +11,26 @@ from fmtprop.ir.grid import Grid
 from fmtprop.ir.node import PostOp
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.ops import Binary, Conv, Deconv, Eltwise, FakeQuantize, InnerProduct, MatMul, Pooling, Reorder
+from fmtprop.ops import (
+    Binary,
+    Conv,
+    Deconv,
+    DynamicQuantize,
+    Eltwise,
+    FakeQuantize,
+    InnerProduct,
+    MatMul,
+    Pooling,
+    Reorder,
+    Resampling,
+)
 from fmtprop.passes.precision.in_bytes import in_bytes, in_reals
 from fmtprop.passes.target import free_request
 from fmtprop.runtime.selfcheck import check_node
 from fmtprop.targets import OneDnnTarget
+from fmtprop.targets.kernels import kernel_candidates as kernels
 from fmtprop.targets.known_bad import known_bad
-from fmtprop.targets.scaling import Function, Kept, chain_of, scaling_of, with_usual_scales
+from fmtprop.targets.scaling import Function, Kept, chain_of, scaling_of, stored_of, with_usual_scales
 from tests.targets.nodes import node_of
 
 U8, S8, SHIFTED = Grid((0.02,), 0, 255), Grid((0.02,), -128, 127), Grid((0.02,), -117, 138)
@@ -85,6 +98,22 @@ def test_every_convolution_of_bytes_is_exact(src, shape, post_ops):
         if formatted.choice.impl.startswith("ref"):
             continue
         assert check_node(formatted) is None, f"{formatted.choice.impl} {formatted.descs}"
+
+
+@needs_vnni
+@pytest.mark.parametrize(
+    "axes, expected", [((0,), [0, 0, 1, 1, 2, 2]), ((1,), [0, 1] * 3), ((0, 1), range(6))], ids=str
+)
+def test_scales_of_groups_are_those_of_all_outputs(axes, expected):
+    node, types = convolution(SHIFTED, 3, 6, 1, 3, (PostOp("fake_quantize", FakeQuantize(0.002, 0, 255)),))
+    grid = weights_grid((3, 2, 1, 1, 1), axes)
+    small = Grid(tuple(scale / 1000 for scale in grid.scales), grid.low, grid.high, grid.shape)
+    node = node.with_(grids={**node.grids, "weights": small})
+    found = list(ways(node, types))
+    assert found and {check_node(formatted) for formatted in found} == {None}
+    for formatted in found:
+        scaling = scaling_of(formatted, stored_of(formatted))
+        assert scaling.scales["weights"] == tuple(SHIFTED.scale * small.scales[place] for place in expected)
 
 
 @needs_vnni
@@ -198,6 +227,25 @@ def test_maximum_pooling_moves_bytes():
     assert found and scaling_of(node, {name: desc.dtype for name, desc in last.items()}).scales == {}
 
 
+@pytest.mark.parametrize("grid, moves", [(U8, True), (S8, True), (SHIFTED, False)], ids=["u8", "s8", "shifted"])
+def test_a_rectifier_moves_bytes_if_byte_0_is_zero(grid, moves):
+    types = {"src": TensorType((2, 8, 4, 4))}
+    node = node_of("resampling", Resampling("nearest", (8, 8)), types, (PostOp("eltwise", Eltwise("relu")),))
+    node = node.with_(grids={"src": grid, "dst": grid})
+    (request,) = in_bytes(node, free_request(node, types))
+    plain = {name: MemoryDesc(desc.dims, desc.dtype) for name, desc in request.items()}
+    assert bool(list(OneDnnTarget().candidates(node, plain))) == moves
+
+
+def test_ranges_are_those_of_real_numbers():
+    types, attrs = {"src": TensorType((3, 75))}, DynamicQuantize(0, 255, 255.0, whole=True)
+    node = node_of("dynamic_quantize", attrs, types).with_(grids={"src": S8, "dst": attrs.grid})
+    read = {
+        request["src"].dtype for request in in_bytes(node, free_request(node, types)) if list(kernels(node, request))
+    }
+    assert read <= {DataType.F32}
+
+
 @pytest.mark.parametrize("grid", [U8, S8, SHIFTED], ids=["u8", "s8", "shifted"])
 @pytest.mark.parametrize("to_bytes", [True, False], ids=["to bytes", "to reals"])
 def test_a_reorder_between_bytes_and_reals_keeps_numbers(grid, to_bytes):
@@ -267,10 +315,12 @@ def test_requests_for_bytes_and_reals():
     assert list(in_bytes(node.with_(grids={"src": U8}), free)) == []
 
 
-@pytest.mark.parametrize("dims, read", [((2, 17, 8, 8), "abcd"), ((2, 64, 5, 7), "acdb")])
-def test_shifted_bytes_in_another_order_are_converted_elsewhere(dims, read):
+@pytest.mark.parametrize(
+    "dims, read, written",
+    [((2, 17, 8, 8), "abcd", "acdb"), ((2, 64, 5, 7), "acdb", "abcd"), ((1, 32, 35, 33), "aBcd16b", "abdc")],
+)
+def test_shifted_bytes_in_another_order_are_converted_elsewhere(dims, read, written):
     """oneDNN 3.2's compiled reorder forgets zero points of the last elements of a row."""
-    written = "abcd" if read == "acdb" else "acdb"
     node = node_of("reorder", Reorder(), {"src": TensorType(dims)})
     node = node.with_(results=(TensorType(dims, "u8"),), grids={"src": SHIFTED, "dst": SHIFTED})
     formats = {"src": MemoryDesc(dims, "f32", tag=read), "dst": MemoryDesc(dims, "u8", tag=written)}

@@ -1,7 +1,8 @@
 """Roundings with a scale for each channel, as NNCF and OpenVINO make of the sources of depthwise convolutions.
 
-``x`` rounded to multiples of ``s`` is ``x / s`` rounded to whole numbers, times ``s``. A depthwise convolution's
-outputs read one channel each, so there the factor is one of its weights: bytes need no other scale than 1.
+``x`` rounded to multiples of ``s`` is ``x · t / s`` rounded to multiples of ``t``, times ``s / t``. A depthwise
+convolution's outputs read one channel each, so there the factor is one of its weights: bytes need no other scale than
+``t``. It is a power of two, so nothing is rounded otherwise, and as large as the scales are, so factors are about 1.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fmtprop.passes.precision.mark_grids import scales_and_zeros
 
 @dataclass(frozen=True)
 class ChannelScales(NodePass):
-    """Make a rounding to whole numbers, between a quotient and a factor, of each pair with several scales.
+    """Make a rounding to one scale, between a quotient and a factor, of each pair with several scales.
 
     Their zero points are all the same. The factor is one of the weights where a depthwise convolution reads it.
 
@@ -47,18 +48,21 @@ class ChannelScales(NodePass):
         zero = int(zeros[0])
         if not (zeros == zero).all() or not low <= zero <= high or high - low > 255:
             return
-        factors = along(scales, torch.empty(node.results[0].dims, device="meta"), node.attrs.axis).contiguous()
-        steps = insert(graph, node, Binary("div"), src_0=source, src_1=new_constant(graph, factors, node, node.origin))
-        whole = insert(graph, node, FakeQuantize(1.0, low - zero, high - zero), src=steps)
+        one = 2.0 ** float(scales.log2().mean().round())
+        factors = along(scales / one, torch.empty(node.results[0].dims, device="meta"), node.attrs.axis).contiguous()
+        quotients = insert(
+            graph, node, Binary("div"), src_0=source, src_1=new_constant(graph, factors, node, node.origin)
+        )
+        rounded = insert(graph, node, FakeQuantize(one, low - zero, high - zero), src=quotients)
         for name, _ in graph.readers(Value(node.name)):
-            _scale_weights(graph, graph.node(name), Value(node.name), whole, factors)
+            _scale_weights(graph, graph.node(name), Value(node.name), rounded, factors)
         if graph.readers(Value(node.name)):
             again = new_constant(graph, factors, node, node.origin)
-            bypass(graph, node, [insert(graph, node, Binary("mul"), src_0=whole, src_1=again)])
+            bypass(graph, node, [insert(graph, node, Binary("mul"), src_0=rounded, src_1=again)])
 
 
-def _scale_weights(graph: Graph, reader: Node, value: Value, whole: Value, factors: torch.Tensor) -> None:
-    """Let a depthwise convolution read whole numbers, and give the factor of each channel to its weights."""
+def _scale_weights(graph: Graph, reader: Node, value: Value, rounded: Value, factors: torch.Tensor) -> None:
+    """Let a depthwise convolution read numbers of one scale, and give the factor of each channel to its weights."""
     linear, inputs = linear_of(reader), graph.inputs(reader.name)
     if linear is None or not isinstance(reader.attrs, Conv) or inputs.get("src") != value:
         return
@@ -77,4 +81,4 @@ def _scale_weights(graph: Graph, reader: Node, value: Value, whole: Value, facto
     strides = MemoryDesc(type_.dims, type_.dtype).strides
     made = scaled() if type_.nbytes <= SMALL_NBYTES else Deferred(type_, strides, scaled, fresh=True)
     weights = new_constant(graph, made, reader, source.origin, grid)
-    graph.set_inputs(reader.name, {**inputs, "src": whole, "weights": weights})
+    graph.set_inputs(reader.name, {**inputs, "src": rounded, "weights": weights})
