@@ -67,13 +67,14 @@ class Sizes:
         return [torch.empty(size, dtype=dtype, device="meta") for size, dtype in zip(sizes, types, strict=True)]
 
     def small(self, given: Sequence[torch.Tensor]) -> tuple[tuple[int, int, int], ...]:
-        """Return input, axis and size where a size that may change is 0 or 1, in which an export takes no part."""
+        """Return input, axis and size where a size that may change, or its symbol, is 0 or 1: export takes no part."""
         shapes = zip((recorded.shape for _, recorded in self.inputs), (tensor.shape for tensor in given), strict=False)
+        pairs: list[list[tuple[Any, int]]] = [list(zip(*both, strict=False)) for both in shapes]
         return tuple(
             (index, axis, size)
-            for index, (recorded, sizes) in enumerate(shapes)
-            for axis, (symbol, size) in enumerate(zip(recorded, sizes, strict=False))
-            if size <= 1 and not isinstance(symbol, int)
+            for index, sizes in enumerate(pairs)
+            for axis, (symbol, size) in enumerate(sizes)
+            if not isinstance(symbol, int) and (size <= 1 or _solved(symbol.node.expr, size)[1] in (0, 1))
         )
 
     def check(self, given: Sequence[torch.Tensor], *, branches: bool = True) -> None:
@@ -99,11 +100,14 @@ class Sizes:
                 if not expression.free_symbols:
                     self._check_fixed(int(expression), size, where, "the model itself takes no other size")
                     continue
-                if expression.is_Symbol and expression not in bound:
-                    bound[expression] = (size, where)
-                    self._check_range(expression, size, where)
-                else:
+                symbol, number = _solved(expression, size)
+                if symbol is None or symbol in bound:
                     related.append((where, expression, size))
+                    continue
+                if number is None:
+                    raise InputError(f"{where}: got {size}, but it must be {expression} for a whole number {symbol}")
+                bound[symbol] = (number, where if expression.is_Symbol else f"{where} as {expression}")
+                self._check_range(symbol, number, where, expression)
         numbers = {symbol: size for symbol, (size, _) in bound.items()}
         for where, expression, size in related:
             if (wanted := expression.subs(numbers)) != size and not wanted.free_symbols:
@@ -123,13 +127,33 @@ class Sizes:
         if size != expected:
             raise InputError(f"{where}: got {size}, but it must be {expected}, which is fixed: {why}")
 
-    def _check_range(self, symbol: Any, size: int, where: str) -> None:
+    def _check_range(self, symbol: Any, number: int, where: str, expression: Any) -> None:
         allowed = self._ranges.get(symbol)
-        if allowed is not None and not allowed.lower <= size <= allowed.upper:
-            raise InputError(
-                f"{where}: got {size}, but the model was exported for {allowed.lower} to {allowed.upper}; "
-                "give another range in dynamic_shapes, or example inputs of such a size"
-            )
+        # PyTorch begins the range of a symbol in an expression at 2, whatever the caller's is
+        if allowed is None or ((allowed.lower <= number or not expression.is_Symbol) and number <= allowed.upper):
+            return
+        got, low, high = (expression.xreplace({symbol: one}) for one in (number, allowed.lower, allowed.upper))
+        raise InputError(
+            f"{where}: got {got}, but the model was exported for {low} to {high}; "
+            "give another range in dynamic_shapes, or example inputs of such a size"
+        )
+
+
+def _solved(expression: Any, size: Any) -> tuple[Any, Any]:
+    """Return the symbol of a linear expression and its number for a size: (None, None) for another expression.
+
+    The number is None where no whole number gives the size.
+    """
+    if expression.is_Symbol:
+        return expression, size
+    if len(expression.free_symbols) != 1:
+        return None, None
+    (symbol,) = expression.free_symbols
+    start = expression.xreplace({symbol: 0 * symbol})
+    step = expression.xreplace({symbol: symbol**0}) - start
+    if not step or expression != step * symbol + start:
+        return None, None
+    return symbol, (int((size - start) / step) if not (size - start) % step else None)
 
 
 def _relations(values: Iterable[torch.Tensor]) -> list[Any]:
@@ -230,8 +254,10 @@ class _Symbols:
     def _bind(self, symbol: Any, number: Any) -> None:
         import sympy  # type: ignore[import-untyped]  # 30 MB, which compiling without symbols must not load
 
-        if isinstance(symbol, torch.SymInt | torch.SymFloat) and symbol.node.expr.is_Symbol:
-            self._numbers[symbol.node.expr] = sympy.sympify(number)
+        if isinstance(symbol, torch.SymInt | torch.SymFloat):
+            name, found = _solved(symbol.node.expr, sympy.sympify(number))
+            if name is not None and found is not None:
+                self._numbers[name] = sympy.sympify(found)
 
     def number(self, value: Any) -> int | float | bool | None:
         """Return a number; None if it depends on data."""
@@ -261,13 +287,16 @@ class _Symbols:
     def _tensor(self, recorded: torch.Tensor) -> torch.Tensor | None:
         sizes: list[Any] = [self.number(one) for one in recorded.shape]
         strides: list[Any] = [self.number(one) for one in recorded.stride()]
-        start = self.number(recorded.storage_offset())
-        if recorded.layout is not torch.strided or None in (*sizes, *strides) or start != 0:
+        start: Any = self.number(recorded.storage_offset())
+        if recorded.layout is not torch.strided or None in (*sizes, *strides, start):
             return None
-        key = tuple(sizes), tuple(strides), recorded.dtype, recorded.device
+        key = tuple(sizes), tuple(strides), start, recorded.dtype, recorded.device
         if key not in self._tensors:
             # under the mode, PyTorch would take a fifth of a millisecond
             data = torch.empty_strided(sizes, strides, dtype=recorded.dtype, device="meta")
+            if start:
+                whole = torch.empty(start + data.untyped_storage().nbytes(), dtype=recorded.dtype, device="meta")
+                data = whole.as_strided(sizes, strides, start)
             self._tensors[key] = FakeTensor(self._mode, data, recorded.device)
         return self._tensors[key]
 

@@ -456,3 +456,31 @@ def test_a_size_for_which_the_model_takes_another_branch_is_refused(tmp_path) ->
     assert torch.equal(loaded(torch.ones(6, 5)), torch.full((6, 5), 2.0))
     with pytest.raises(InputError, match=r"takes another branch for \(3, 5\) than when it was exported"):
         loaded(torch.ones(3, 5))
+
+
+def test_sizes_are_multiples_of_a_size_that_changes(monkeypatch) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.Upsample(scale_factor=2.0)).eval()
+    net = fp.compile(model, torch.ones(1, 3, 8, 8), dynamic_shapes=({2: 4 * Dim("rows", min=1, max=4)},), tune="model")
+    # all sizes follow from the rows: PyTorch is asked about no call
+    with monkeypatch.context() as patched:
+        patched.setattr("fmtprop.capture.specialise._Specialiser._called", None)
+        x = torch.randn(1, 3, 12, 8)
+        torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-5)
+    one = torch.randn(1, 3, 4, 8)
+    torch.testing.assert_close(net(one), model(one), rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match=r"axis 2: got 10, but it must be 4\*\w+ for a whole number \w+"):
+        net(torch.ones(1, 3, 10, 8))
+    with pytest.raises(InputError, match="axis 2: got 20, but the model was exported for 8 to 16"):
+        net(torch.ones(1, 3, 20, 8))
+
+
+def test_a_part_that_begins_later_in_a_tensor_has_sizes_that_follow(monkeypatch) -> None:
+    class Parts(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first, second = x.split(2, 1)
+            return first.relu() + second
+
+    net = fp.compile(Parts(), torch.ones(2, 4, 5), dynamic_shapes=({2: Dim("n", min=2, max=9)},), tune="model")
+    monkeypatch.setattr("fmtprop.capture.specialise._Specialiser._called", None)
+    x = torch.randn(2, 4, 7)
+    assert torch.equal(net(x), Parts()(x))
