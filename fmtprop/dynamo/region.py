@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter, is_, itemgetter
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import fx
@@ -31,6 +32,8 @@ from fmtprop.dynamo.pieces import is_symbolic
 from fmtprop.errors import FmtpropError, ScaleError
 from fmtprop.ir.tensors import defer
 from fmtprop.jit import Words, no_code
+from fmtprop.ops.pytorch import OpOverload
+from fmtprop.runtime.weights import SharedForms
 
 _VERSION = attrgetter("_version")
 _ADDRESS = torch.Tensor.data_ptr
@@ -81,6 +84,35 @@ def _offset(place: int, axes: Sequence[tuple[int, int]]) -> int:
         place, index = divmod(place, size)
         offset += index * stride
     return offset
+
+
+class _WatchedShapes(Shapes):
+    """What the plans of a computation with these weights share."""
+
+    def __init__(self, weights: Sequence[torch.Tensor]) -> None:
+        super().__init__(weights)
+        self.weights = Weights(weights)
+
+    def keep(self, weights: Sequence[torch.Tensor]) -> None:
+        """Forget what was packed if a weight was changed since."""
+        if not self.weights.are(weights):
+            self.forms, self.weights = SharedForms(weights), Weights(weights)
+
+
+#: by weights, which their values keep alive, and computation
+_SHARED: WeakValueDictionary[Hashable, _WatchedShapes] = WeakValueDictionary()
+
+
+def _shared(weights: Sequence[torch.Tensor], computation: Hashable) -> _WatchedShapes:
+    """Return what plans of a computation share, however often PyTorch captured it."""
+    if not weights:
+        return _WatchedShapes(())
+    key = computation, *map(id, weights)
+    shared = _SHARED.get(key)
+    if shared is None:
+        shared = _SHARED[key] = _WatchedShapes(weights)
+    shared.keep(weights)
+    return shared
 
 
 _LOG = logging.getLogger(__name__)
@@ -156,9 +188,9 @@ class Region:
         self._varying = [i for i in range(self.arity) if i not in constants]
         self._symbolic = any(is_symbolic(node.meta.get("val")) for node in inputs)
         self._plans: Plans[object, _Plan] = Plans(MOST_PLANS)
+        self._shapes: _WatchedShapes | None = None
         #: the plan of a graph of fixed sizes
         self._only: _Plan | None = None
-        self._shapes: Shapes | None = None
         #: calls with shapes that have no plan
         self._unplanned: Counter[object] = Counter()
         self._changes = 0
@@ -239,7 +271,11 @@ class Region:
             earlier = artifacts.learned(key)
             if earlier is not None and earlier.choices is None:
                 return self._eager(earlier.reason)
-            net = compile_graph(functional.graph, options, shapes=self._known_shapes(args, earlier))
+            self._shapes = shapes = _shared(weights, (repr(self.options), self._calls()))
+            if earlier is not None and earlier.choices is not None:
+                # its key has the options and the machine: there, the plan passed its check
+                shapes.note_choices(*earlier.choices, is_checked=True)
+            net = compile_graph(functional.graph, options, shapes=shapes)
             run = functional.around(net.run_flat)
             made = _Plan(packed, run, Ready(net, earlier.reason if earlier is not None else ""), key)
             if self.is_all or earlier is not None:
@@ -295,14 +331,10 @@ class Region:
         )  # each call asks whether they were changed
         return functional, replace(self.options, boundary=functional.boundary)
 
-    def _known_shapes(self, args: Sequence[Any], earlier: artifacts.Learned | None) -> Shapes | None:
-        """Return the choices for other shapes, and those of an earlier process."""
-        if self._shapes is None and (self._symbolic or earlier is not None):
-            self._shapes = Shapes(args[i] for i in self._constants)
-        if self._shapes is not None and earlier is not None and earlier.choices is not None:
-            # its key has the options and the machine: there, the plan passed its check
-            self._shapes.note_choices(*earlier.choices, is_checked=True)
-        return self._shapes
+    def _calls(self) -> tuple[str, ...]:
+        """Return what the graph computes for any sizes: for some of them, PyTorch captures a model anew."""
+        calls = (str(node.target) for node in self.module.graph.nodes if isinstance(node.target, OpOverload))
+        return tuple(call for call in calls if not call.startswith("aten.sym_"))
 
     def _run_eager(self, args: Sequence[Any]) -> Sequence[Any]:
         if self.is_all:

@@ -316,6 +316,17 @@ def test_changes_that_pytorch_does_not_count_are_seen(change, place):
         assert not torch.equal(run(image()), before)
 
 
+@pytest.mark.skipif(bool(no_code()), reason=no_code())
+@pytest.mark.usefixtures("always")
+def test_a_new_shape_sees_changes_that_pytorch_does_not_count():
+    model = network().requires_grad_(requires_grad=False)
+    run, _ = compiled(model, dynamic=True)
+    with torch.no_grad():
+        assert_alike(model, run, image(2))
+        by_data(model[5].weight)
+        assert_alike(model, run, image(3))
+
+
 @pytest.mark.usefixtures("always")
 def test_a_model_that_becomes_bf16_is_seen():
     model = network()
@@ -728,3 +739,15 @@ def test_what_has_no_gradients_runs_in_pytorch():
         compiled(x).sum().backward()
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x))
+
+
+@pytest.mark.usefixtures("always")
+def test_a_model_that_is_captured_anew_for_other_sizes_keeps_its_choices():
+    model = network()
+    run, regions = compiled(model, dynamic=False)
+    with torch.no_grad():
+        for batch in (2, 3):
+            assert_alike(model, run, image(batch))
+    first, second = (one.outcomes[0].net for one in regions)
+    assert not first.compilation.is_like_another_shape
+    assert second.compilation.is_like_another_shape
