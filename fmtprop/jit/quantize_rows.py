@@ -30,7 +30,7 @@ class QuantizeRowsArguments(Arguments):
         *((name, c_uint64) for name in ("rows", "row", "dst_row", "length", "start_of_last")),
         *((name, c_uint64) for name in ("blocks", "vectors", "rest")),
         *((name, FloatVector) for name in ("divisor", "least", "one", "low", "high")),
-        *((name, BitVector) for name in ("magnitude", "bytes")),
+        *((name, BitVector) for name in ("magnitude", "bytes", "half")),
     )
 
 
@@ -50,6 +50,8 @@ class QuantizeRowsKernel(StandaloneKernel):
     least: float
     symmetric: bool
     multiplies: bool
+    #: whether scales are rounded to bf16
+    rounds: bool
     #: type of dst: u8, s8 or f32
     dtype: DataType
 
@@ -70,6 +72,7 @@ class QuantizeRowsKernel(StandaloneKernel):
             symmetric=self.symmetric,
             of_pieces=self.pieces > 0,
             multiplies=self.multiplies,
+            rounds=self.rounds,
         )
 
     @property
@@ -105,6 +108,7 @@ class QuantizeRowsKernel(StandaloneKernel):
             high=filled(self.high),
             magnitude=BitVector(*[0x7FFFFFFF] * 16),
             bytes=BitVector(*[0x0C080400] * 16),
+            half=BitVector(*[0x7FFF] * 16),
         )
         work = StandaloneWork(self.kernel, arguments, threads, ranges)
         if self.pieces:

@@ -32,11 +32,11 @@ _EQUAL, _UNORDERED, _ORDERED = 0, 3, 7
 _NEAREST = 0
 
 
-def quantize_rows(isa: Isa, dtype: str, *, symmetric: bool, of_pieces: bool, multiplies: bool) -> bytes:
+def quantize_rows(isa: Isa, dtype: str, *, symmetric: bool, of_pieces: bool, multiplies: bool, rounds: bool) -> bytes:
     """Return the program.
 
     `symmetric`: whether zeros are 0. `of_pieces`: whether rows are pieces of one, whose ranges are known. `multiplies`:
-    whether numbers are multiplied by the reciprocal of the scale.
+    whether numbers are multiplied by the reciprocal of the scale. `rounds`: whether scales are rounded to bf16.
     """
     p = _QuantizedRows(isa, symmetric=symmetric)
     p.share(_ITEM, _END, "rows")
@@ -44,7 +44,7 @@ def quantize_rows(isa: Isa, dtype: str, *, symmetric: bool, of_pieces: bool, mul
     p.move(_ZERO, p.argument("zero"))
     if of_pieces:
         p.load_ranges()
-        p.scale(multiplies=multiplies)
+        p.scale(multiplies=multiplies, rounds=rounds)
         with p.until(_ITEM, _END):
             p.find(_SRC, "src", 4)
             p.find(_DST, "dst", 4 if dtype == "f32" else 1)
@@ -57,7 +57,7 @@ def quantize_rows(isa: Isa, dtype: str, *, symmetric: bool, of_pieces: bool, mul
     with p.until(_ITEM, _END):
         p.move(_PLACE, _SRC)
         p.range(_PLACE)
-        p.scale(multiplies=multiplies)
+        p.scale(multiplies=multiplies, rounds=rounds)
         p.round(dtype, multiplies=multiplies)
         p.advance(4, _SCALE, _ZERO)
     return p.finished()
@@ -146,16 +146,24 @@ class _QuantizedRows(Program):
             self._with_number("VEX_VPSHUFD_XMM_XMMM128_IMM8", _xmm(_Y), _xmm(number), value=order)
             self._four(join, number, number, _xmm(_Y))
 
-    def scale(self, *, multiplies: bool) -> None:
+    def scale(self, *, multiplies: bool, rounds: bool) -> None:
         """Store scale and zero of a range; set the registers that a row's numbers need."""
         one, span = self.argument("one"), _X
         if self.symmetric:
             self._four("VDIVPS", span, _MAGNITUDES, self.argument("divisor"))
         else:
             self._four("VSUBPS", span, _HIGHS, _xmm(_LOWS))
-            self._compare(_Y, _MAGNITUDES, _MAGNITUDES, _UNORDERED)
-            self._four("VORPS", span, span, _xmm(_Y))  # a NaN makes the range one
             self._four("VDIVPS", span, span, self.argument("divisor"))
+        if rounds:  # to the nearest, half to even: the last bit that stays is added to nearly a half
+            self._with_number("VEX_VPSLLD_XMM_XMM_IMM8", _xmm(_Y), _xmm(span), value=15)
+            self._with_number("VEX_VPSRLD_XMM_XMM_IMM8", _xmm(_Y), _xmm(_Y), value=31)
+            self._four("VPADDD", span, span, _xmm(_Y))
+            self._four("VPADDD", span, span, self.argument("half"))
+            self._with_number("VEX_VPSRLD_XMM_XMM_IMM8", _xmm(span), _xmm(span), value=16)
+            self._with_number("VEX_VPSLLD_XMM_XMM_IMM8", _xmm(span), _xmm(span), value=16)
+        if not self.symmetric:
+            self._compare(_Y, _MAGNITUDES, _MAGNITUDES, _UNORDERED)
+            self._four("VORPS", span, span, _xmm(_Y))  # a NaN makes the scale one
         self.emit("VEX_VMOVUPS_XMM_XMMM128", _xmm(_Y), self.argument("least"))
         self._four("VMAXPS", span, _Y, _xmm(span))  # of a NaN and a number, the second is the result
         self.emit("VEX_VMOVSS_M32_XMM", at(_SCALE), _xmm(span))

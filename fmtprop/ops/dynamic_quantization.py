@@ -36,6 +36,8 @@ class DynamicQuantize(Attrs):
     whole: bool = False
     #: whether numbers are multiplied by the reciprocal of the scale, which is rounded, too
     multiplies: bool = False
+    #: whether scales are rounded to bf16, as those of a model in bf16 are
+    rounds: bool = False
 
     def __post_init__(self) -> None:
         if not (self.divisor > 0 and isfinite(self.divisor) and self.least >= 0 and isfinite(self.least)):
@@ -72,7 +74,8 @@ def rounded(
 ) -> tuple[torch.Tensor, ...]:
     """Return the results for numbers of given least and largest ones, which are not above and not below 0."""
     span = torch.maximum(-low, high) if attrs.symmetric else high - low
-    scale = (span / torch.tensor(attrs.divisor, dtype=span.dtype)).clamp(min=attrs.least)
+    scale = span / torch.tensor(attrs.divisor, dtype=span.dtype)
+    scale = (scale.bfloat16().to(span.dtype) if attrs.rounds else scale).clamp(min=attrs.least)
     used = torch.where(scale == 0, torch.ones_like(scale), scale)
     zero = torch.zeros_like(scale)
     if not attrs.symmetric:
@@ -110,6 +113,7 @@ def samples() -> Iterable[Sample]:
     yield Sample("whole", _BYTES, src)
     yield Sample("rows", DynamicQuantize(-128, 127, 255.0, 2.0**-23, multiplies=True), src)
     yield Sample("symmetric", DynamicQuantize(-127, 127, 127.0, 2.0**-23, symmetric=True), src)
+    yield Sample("scales of bf16", DynamicQuantize(-128, 127, 127.5, 2.0**-23, symmetric=True, rounds=True), src)
 
 
 DYNAMIC_QUANTIZE = OpDef(

@@ -206,6 +206,7 @@ def _quantized(attrs: DynamicQuantize, request: Request) -> Iterator[_Way]:
         *(prod(src.dims) // columns, columns, attrs.low, attrs.high, attrs.divisor, attrs.least),
         symmetric=attrs.symmetric,
         multiplies=attrs.multiplies,
+        rounds=attrs.rounds,
         dtype=dst.dtype,
     )
     yield kernel, {"src": src}, (result, *scales)

@@ -156,6 +156,26 @@ def test_modules_of_torchao_with_codes_for_weights(kind: str, monkeypatch: pytes
         assert min((behind - exact).abs().max(), (behind - own).abs().max()) <= most
 
 
+@pytest.mark.parametrize("rows", [1, 5])
+def test_scales_of_rows_in_bf16_are_those_of_torchao(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model in bf16 rounds its scales to bf16: a layer is one quantization and one product of bytes all the same."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantization = pytest.importorskip("torchao.quantization")
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32)).bfloat16().eval()
+    quantization.quantize_(module, quantization.Int8DynamicActivationInt8WeightConfig())
+    x = torch.randn(rows, 64).bfloat16()
+    net = fp.compile(module, x)
+    found = [node.op for node in net.compilation.normal.nodes()]
+    assert found.count("dynamic_quantize") == 2 and "aten" not in found
+    # without VNNI, PyTorch's product of bytes saturates
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: (a.double() @ b.double()).to(torch.int32))
+    with torch.no_grad():
+        wanted = module(x)
+    torch.testing.assert_close(net(x), wanted, rtol=2**-6, atol=float(wanted.abs().max()) * 2**-6)
+
+
 class Trained(nn.Module):
     """A layer with the modules of PyTorch's quantization-aware training, which branch on their own flags."""
 

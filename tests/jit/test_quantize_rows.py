@@ -35,13 +35,14 @@ def assert_same(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("kind", ["mixed", "positive", "negative", "zeros", "tiny", "large", "nan", "inf", "-inf"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_rows_are_rounded_as_the_op_says(isa: Isa, shape: tuple[int, int], kind: str) -> None:
+@pytest.mark.parametrize("rounds", [False, True])
+def test_rows_are_rounded_as_the_op_says(isa: Isa, rounds: bool, shape: tuple[int, int], kind: str) -> None:
     src = numbers(kind, *shape)
     for (dtype, low, high), symmetric, multiplies in product(LIMITS, (False, True), (False, True)):
         least = 2.0**-23 if multiplies else 0.0
         divisor = 127.5 if symmetric else 255.0
-        attrs = DynamicQuantize(low, high, divisor, least, symmetric, shape[0] == 1, multiplies)
-        kernel = QuantizeRowsKernel(*shape, low, high, divisor, least, symmetric, multiplies, dtype)
+        attrs = DynamicQuantize(low, high, divisor, least, symmetric, shape[0] == 1, multiplies, rounds)
+        kernel = QuantizeRowsKernel(*shape, low, high, divisor, least, symmetric, multiplies, rounds, dtype)
         assert kernel.is_offered
         dst = torch.full(shape, 77, dtype=torch_dtype(dtype))
         scale, zero = torch.full((shape[0],), 77.0), torch.full((shape[0],), 77.0)
@@ -58,5 +59,5 @@ def test_rows_are_rounded_as_the_op_says(isa: Isa, shape: tuple[int, int], kind:
 
 
 def test_a_tensor_without_numbers_has_no_kernel() -> None:
-    assert not QuantizeRowsKernel(0, 5, 0, 255, 255.0, 0.0, False, False, DataType.U8).is_offered
-    assert not QuantizeRowsKernel(1, 0, 0, 255, 255.0, 0.0, False, False, DataType.U8).is_offered
+    assert not QuantizeRowsKernel(0, 5, 0, 255, 255.0, 0.0, False, False, False, DataType.U8).is_offered
+    assert not QuantizeRowsKernel(1, 0, 0, 255, 255.0, 0.0, False, False, False, DataType.U8).is_offered

@@ -13,8 +13,9 @@ from math import inf
 import torch
 
 from fmtprop.ir import Graph, Node, Value, opdef
+from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType
-from fmtprop.ops import Binary, Eltwise, Reduction, Reshape
+from fmtprop.ops import Binary, Eltwise, Reduction, Reorder, Reshape
 from fmtprop.ops.dynamic_quantization import DynamicQuantize, rounded
 from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.host_call import HostCall, arguments_of, is_conversion, is_elementwise
@@ -50,7 +51,10 @@ class RecogniseDynamic(Pass):
         graph = graph.copy()
         for name, match in found.items():
             node = graph.node(name)
-            made = insert(graph, node, match.attrs, src=match.src)
+            src = match.src
+            if graph.type_of(src).dtype is not DataType.F32:
+                src = insert(graph, node, Reorder("f32"), src=src)
+            made = insert(graph, node, match.attrs, src=src)
             graph.replace_uses(Value(name), made)
             for value, index in match.same.items():
                 result, dims = Value(made.node, index), graph.type_of(value).dims
@@ -110,13 +114,19 @@ def _match(graph: Graph, clip: Node) -> _Match | None:
         return None
     scales = 1 / factors.double() if rounding.multiplies else factors.double()
     symmetric = zeros is None or not zeros.any()
-    low, high = trials.least.clamp(max=0), trials.largest.clamp(min=0)
+    low, high = trials.least.float().clamp(max=0), trials.largest.float().clamp(min=0)
     span = torch.maximum(-low, high) if symmetric else high - low
-    divisor = float((2 * span / scales)[span > 1].median().round() / 2) if (span > 1).any() else 0.0
+    divisor = float((2 * span / scales)[span > 1].mean().round() / 2) if (span > 1).any() else 0.0
     least = scales[span == 0].mean().item()
     if not (0 < divisor < inf and 0 <= least < inf):
         return None
-    wide = replace(_op(rounding, trials), divisor=divisor, least=0.0 if least == 1 else least, symmetric=symmetric)
+    wide = replace(
+        _op(rounding, trials),
+        divisor=divisor,
+        least=0.0 if least == 1 else least,
+        symmetric=symmetric,
+        rounds=graph.type_of(rounding.src).dtype is DataType.BF16,
+    )
     _, scale, zero = rounded(wide, low, low, high)
     # as bytes, 0 / 0 is 0, and so it is if 0 is divided by 1
     used = scale if _are_bytes(graph, Value(clip.name)) and not least else scale.where(scale != 0, 1.0)
@@ -172,6 +182,8 @@ def _rounding(graph: Graph, clip: Node) -> _Rounding | None:
     src, factor = graph.inputs(quotient.node).values()
     if attrs.alg == "mul" and graph.type_of(src).dims != dims:
         src, factor = factor, src
+    if graph.type_of(src).dtype not in (DataType.F32, DataType.BF16):
+        return None
     if graph.type_of(src).dims != dims or graph.type_of(factor).size == graph.type_of(src).size > 1:
         return None
     return _Rounding(src, factor, zero, attrs.alg == "mul", int(low), int(high))
@@ -201,7 +213,7 @@ class _Trials:
         drawn = torch.Generator().manual_seed(0)
         magnitudes = 10 ** (12 * torch.rand(2, _TRIED, generator=drawn) - 6)
         signs = torch.tensor([[-1.0, 1.0], [1.0, 1.0], [-1.0, -1.0], [0.0, 0.0]]).repeat(_TRIED // 4, 1).t()
-        self.least, self.largest = (signs * magnitudes).aminmax(dim=0)
+        self.least, self.largest = (signs * magnitudes).to(torch_dtype(graph.type_of(src).dtype)).aminmax(dim=0)
         self.known: dict[Value, torch.Tensor | None] = {}
         self.whole: bool | None = None
 
@@ -229,7 +241,8 @@ class _Trials:
             return None
         if node.op == "reshape":
             return tensors["src"]
-        if not (is_elementwise(node.attrs) if isinstance(node.attrs, HostCall) else opdef(node.op).elementwise):
+        is_known = opdef(node.op).elementwise or node.op == "reorder"
+        if not (is_elementwise(node.attrs) if isinstance(node.attrs, HostCall) else is_known):
             return None
         return evaluate_node(node, tensors)[0]
 
