@@ -240,10 +240,11 @@ def test_a_rectifier_moves_bytes_if_byte_0_is_zero(grid, moves):
 def test_ranges_are_those_of_real_numbers():
     types, attrs = {"src": TensorType((3, 75))}, DynamicQuantize(0, 255, 255.0, whole=True)
     node = node_of("dynamic_quantize", attrs, types).with_(grids={"src": S8, "dst": attrs.grid})
-    read = {
-        request["src"].dtype for request in in_bytes(node, free_request(node, types)) if list(kernels(node, request))
-    }
-    assert read <= {DataType.F32}
+    results = dict(zip(("dst", "scale", "zero"), node.results, strict=True))
+    plain = {name: MemoryDesc(type_.dims, type_.dtype) for name, type_ in {**types, **results}.items()}
+    requests = list(in_bytes(node, plain))
+    assert {one["src"].dtype for one in requests} == {DataType.F32, DataType.S8}
+    assert {one["src"].dtype for one in requests if list(kernels(node, one))} == {DataType.F32}
 
 
 @pytest.mark.parametrize("grid", [U8, S8, SHIFTED], ids=["u8", "s8", "shifted"])
