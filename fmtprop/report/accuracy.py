@@ -114,7 +114,8 @@ class LayerErrors(WrittenAsJson):
     def _said(self) -> list[str]:
         if not self.alone:
             return []
-        return [f"not compared, since the other plan has no such step: {', '.join(self.alone)}"]
+        names = ", ".join(self.alone)
+        return [f"not compared, since the other plan has no such step (policy='propagate' joins none): {names}"]
 
 
 _HEAD = ("step", "op", "in", "SQNR, dB", "max error", "largest", "from")

@@ -355,6 +355,9 @@ class Report:
 
         return report_text(self)
 
+    def __str__(self) -> str:
+        return self.to_text()
+
 
 def modules_of(steps: Sequence[StepRow], reorders: Sequence[ReorderRow]) -> list[dict[str, Any]]:
     """Return the time of each module and of the reorders in it, and the bytes that these move; the slowest first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -131,6 +132,7 @@ def test_every_form_has_the_figures(tmp_path):
     for layer in errors.layers:
         assert layer.name in str(errors) and layer.name in errors._repr_html_()
     assert "output_1" in errors.to_text()
+    assert "(policy='propagate' joins none): conv_3" in str(replace(errors, alone=("conv_3",)))
 
 
 def test_its_file_is_replaced_by_the_next_one(tmp_path):

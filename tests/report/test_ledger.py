@@ -73,7 +73,7 @@ def test_reorders_of_a_training_step_belong_to_a_half_or_to_parameters():
     for row in report.reorders:  # of this network, all tensors with 4 axes of weights are 3x3 windows
         if row.dims[2:] == (3, 3):
             assert row.part == "parameters and gradients"
-    assert ": " in report.to_text().splitlines()[0] and "parameters and gradients" in report.to_text()
+    assert ": " in report.to_text().splitlines()[0] and "parameters and gradients" in str(report)
 
 
 def test_optimal_has_no_reorder_that_does_not_pay():
