@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from operator import getitem
+from operator import add, getitem, mul
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from fmtprop.capture.in_place import ALIAS, functional_form
 from fmtprop.ops.pytorch import OpOverload, TorchDispatchMode, is_traceable_wrapper_subclass, tree_map_only
 
 _ATEN = torch.ops.aten
-_BATCH_NORM = _ATEN.batch_norm.default
+_BATCH_NORM, _SIZE = _ATEN.batch_norm.default, _ATEN.sym_size.int
 
 #: the check of a type that is known; PyTorch drops it, too
 _CHECKED = _ATEN._assert_tensor_metadata.default
@@ -35,10 +35,10 @@ class _LeftToPyTorch(Exception):
 
 
 def made_functional(program: ExportedProgram) -> ExportedProgram | None:
-    """Return a program of fixed sizes without composite views and in-place calls; None where PyTorch must make it."""
+    """Return a program without composite views and in-place calls; None where PyTorch must make it."""
     tensors = (*program.state_dict.values(), *program.constants.values())
     are_wrappers = any(map(is_traceable_wrapper_subclass, tensors))  # such as torchao's weights
-    if program.range_constraints or are_wrappers or any(True for _ in program.graph_module.named_children()):
+    if are_wrappers or any(True for _ in program.graph_module.named_children()):
         return None
     graph = copied(program.graph)
     for spec, node in zip(program.graph_signature.input_specs, graph.find_nodes(op="placeholder"), strict=True):
@@ -92,7 +92,9 @@ class _ProgramRewrite:
                 if target is _CHECKED:
                     self._graph.erase_node(node)
                     continue
-                if not isinstance(target, OpOverload) or not _has_fixed_sizes(node):
+                if not _tensors(node.meta.get("val")) and not _changes(node):
+                    continue  # a size, or a check of sizes
+                if not isinstance(target, OpOverload) or not _has_known_sizes(node):
                     raise _LeftToPyTorch
                 if _may_be_view(node):
                     self._take_apart(node)
@@ -129,9 +131,12 @@ class _ProgramRewrite:
                     raise _LeftToPyTorch
                 recorder.put(result[user.args[1]], user)
             self._graph.erase_node(node)
-        for made in recorder.made:
-            self._places[made] = self._places[node]
-            self._note(made)
+        self._put(recorder.made, self._places[node])
+
+    def _put(self, nodes: Iterable[fx.Node], place: int) -> None:
+        for node in nodes:
+            self._places[node] = place
+            self._note(node)
 
     def _change(self, node: fx.Node) -> None:
         """Replace an in-place call by its functional form, and its source behind it by the result."""
@@ -154,8 +159,7 @@ class _ProgramRewrite:
         if not _are_alike(result, tensor):
             raise _LeftToPyTorch
         made = recorder.put(result, node)
-        self._places[made] = place
-        self._note(made)
+        self._put((*recorder.made, made), place)
         source.replace_all_uses_with(made, lambda user: self._places[user] > place)
 
 
@@ -167,10 +171,15 @@ class _PartsRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._at = at
         self.made: list[fx.Node] = []
         self._nodes: dict[int, fx.Node] = {}
+        #: nodes of symbolic sizes, by their expressions
+        self._sizes: dict[Any, Any] = {}
         #: what was recorded: an address tells a tensor as long as there is one
         self._kept: list[torch.Tensor] = []
         for node in at.all_input_nodes:
             value = node.meta.get("val")
+            if isinstance(value, torch.SymInt):
+                self._sizes[value.node.expr] = node
+                continue
             if not isinstance(value, torch.Tensor) or id(value) in self._nodes:
                 raise _LeftToPyTorch
             self._know(value, node)
@@ -192,6 +201,33 @@ class _PartsRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise _LeftToPyTorch
         return self._nodes[id(tensor)]
 
+    def size_of(self, size: torch.SymInt) -> Any:
+        """Return the node of a symbolic size, or its number."""
+        return self._computed(size.node.expr, size.node.shape_env)
+
+    def _computed(self, expression: Any, symbols: Any) -> Any:
+        if expression.is_Integer:
+            return int(expression)
+        if expression not in self._sizes:
+            call = next(self._axes(expression), None)
+            if call is None:
+                function = mul if expression.is_Mul else add if expression.is_Add else None
+                if function is None:
+                    raise _LeftToPyTorch
+                call = function, tuple(self._computed(one, symbols) for one in expression.as_two_terms())
+            with self._at.graph.inserting_before(self._at):
+                size = symbols.create_symintnode(expression, hint=None)
+                self._sizes[expression] = self._add(self._at.graph.call_function(*call), size)
+        return self._sizes[expression]
+
+    def _axes(self, expression: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+        """Yield calls that return a size of a tensor that is known."""
+        for tensor in self._kept:
+            sizes: list[Any] = list(tensor.shape)
+            for axis, size in enumerate(sizes):
+                if isinstance(size, torch.SymInt) and size.node.expr == expression:
+                    yield _SIZE, (self._nodes[id(tensor)], axis)
+
     def put(self, result: torch.Tensor, node: fx.Node) -> fx.Node:
         """Replace a node by a result's, which takes over what is recorded: others' tensors may share its memory."""
         made = self.node_of(result)
@@ -212,6 +248,7 @@ class _PartsRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise _LeftToPyTorch
         result = func(*args, **(kwargs or {}))
         given = tree_map_only(torch.Tensor, self.node_of, (args, dict(kwargs or {})))
+        given = tree_map_only(torch.SymInt, self.size_of, given)
         with self._at.graph.inserting_before(self._at):
             node = self._add(self._at.graph.call_function(func, *given), result)
             if isinstance(result, list | tuple):
@@ -236,11 +273,19 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [one for one in (value if isinstance(value, list | tuple) else [value]) if isinstance(one, torch.Tensor)]
 
 
-def _has_fixed_sizes(node: fx.Node) -> bool:
-    """Return whether a node's results are tensors of fixed sizes."""
+def _changes(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def _has_known_sizes(node: fx.Node) -> bool:
+    """Return whether a node's results are tensors whose sizes depend on sizes alone."""
     value = node.meta.get("val")
     found = value if isinstance(value, list | tuple) else [value]
-    return all(isinstance(one, torch.Tensor) and all(isinstance(n, int) for n in one.shape) for one in found)
+    return all(isinstance(one, torch.Tensor) and not any(map(_depends_on_data, one.shape)) for one in found)
+
+
+def _depends_on_data(size: Any) -> bool:
+    return isinstance(size, torch.SymInt) and not size.node.has_hint()
 
 
 def _may_be_view(node: fx.Node) -> bool:

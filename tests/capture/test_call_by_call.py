@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fmtprop.capture import functionalising
 from fmtprop.capture.call_by_call import made_functional
-from fmtprop.capture.torch_export import from_torch
+from fmtprop.capture.torch_export import from_torch, from_torch_symbolic
 from tests.capture.checking import check, compare, run
 
 X = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0))
@@ -195,8 +195,35 @@ def test_an_operator_whose_parts_fail_is_one_error():
     assert made_functional(program) is None
 
 
-def test_sizes_that_change_are_left_to_pytorch():
-    program = torch.export.export(nn.Flatten(), (X,), dynamic_shapes=({0: torch.export.Dim("n")},))
+def flat(m, x):
+    return x.flatten().view(-1) * 2, x.flatten(1).exp(), (x + 1).reshape(x.shape[0] * 4, -1)
+
+
+def parts(m, x):
+    first, second = x.chunk(2, 1)
+    y = torch.cat([first, second.expand_as(first)], 2).relu_()
+    return m.norm(x).reshape_as(x), y.unflatten(1, (2, 1)), y[:, :, : x.shape[2]]
+
+
+def sizes_as_numbers(m, x):
+    return x.exp().add_(x.shape[0]).reshape(-1, x.shape[2] * x.shape[1]), F.interpolate(x, size=x.shape[2] + 3)
+
+
+@pytest.mark.parametrize(
+    "function", [chain, source_behind_a_change, twice_the_same_operand, flat, parts, sizes_as_numbers]
+)
+def test_sizes_that_change_need_no_second_trace(function, monkeypatch):
+    monkeypatch.setattr(functionalising, "_retraced", None)
+    model = Function(function).eval()
+    axes = {0: torch.export.Dim("n", min=2), 2: torch.export.Dim("m", min=2)}
+    program = from_torch_symbolic(model, (X,), dynamic_shapes=(axes,))
+    for batch, length in ((2, 6), (5, 8)):
+        x = torch.randn(batch, 4, length)
+        compare(run(program.graph([x]), x), model(x))
+
+
+def test_sizes_that_depend_on_data_are_left_to_pytorch():
+    program = torch.export.export(Function(lambda m, x: x[x > 0].flatten()), (X,))
     assert made_functional(program) is None
 
 
