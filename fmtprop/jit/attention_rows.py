@@ -23,6 +23,9 @@ _STACK_NBYTES = 512 << 10
 #: most numbers of a row
 _LONGEST_ROW = 512
 
+#: the largest number, and the smallest one of full precision
+_LARGEST, _SMALLEST = (2 - 2.0**-23) * 2.0**127, 2.0**-126
+
 #: bytes in front of a query and its scores in the frame
 FRAME_NBYTES = 64
 
@@ -36,7 +39,9 @@ class AttentionRowsArguments(Arguments):
         *((name, c_uint64) for name in ("tasks", "entry", "frame", "past_keys", "keys", "vectors", "rest", "padded")),
         *((name, c_uint64) for name in ("past_key_row", "past_value_row", "key_row", "value_row")),
         ("scale", c_float),
+        ("floor", c_float),
         ("lowest", FloatVector),
+        ("least", FloatVector),
     )
 
 
@@ -58,6 +63,8 @@ class AttentionRowsKernel(StandaloneKernel):
     tensors: tuple[tuple[str, Tensor], ...]
     #: data type of all tensors; sums are f32
     dtype: DataType
+    #: whether the result of a query without visible keys is 0, not NaN
+    blanks: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -98,7 +105,9 @@ class AttentionRowsKernel(StandaloneKernel):
             rest=total % lanes,
             padded=-(-total // lanes),
             scale=self.scale,
+            floor=_SMALLEST if self.blanks else 0.0,
             lowest=filled(-inf),
+            least=filled(-_LARGEST if self.blanks else -inf),
             **rows,
         )
         nbytes = self.dtype.nbytes * prod(self.batch) * total * (self.depth + self.width)

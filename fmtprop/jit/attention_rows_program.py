@@ -147,7 +147,7 @@ class _AttentionRows(Program):
     def exponentials(self, numbers: tuple[bytes, ...]) -> None:
         """Replace the scores by their exponentials, and keep the inverse of their sum."""
         most = first = self.register(0)
-        self.v("VMOVUPS", most, self.argument("lowest"))
+        self.v("VMOVUPS", most, self.argument("least"))
         self.at_scores()
         with self.repeat(self.argument("padded"), _LEFT):
             self.v("VMAXPS", most, most, at(_PLACE))
@@ -175,6 +175,8 @@ class _AttentionRows(Program):
         self.v("VMOVUPS", first, total)
         self.v("VMOVUPS <", at(_PLACE), one)  # across changes the second vector
         self.across([first])
+        self.emit("VEX_VMOVSS_XMM_M32", Register.XMM1, self.argument("floor"))
+        self.emit("VEX_VMAXSS_XMM_XMM_XMMM32", Register.XMM0, Register.XMM1, Register.XMM0)  # of NaN, the second
         self.emit("VEX_VMOVSS_XMM_M32", Register.XMM1, at(_PLACE))
         self.emit("VEX_VDIVSS_XMM_XMM_XMMM32", Register.XMM1, Register.XMM1, Register.XMM0)
         self.emit("VEX_VMOVSS_M32_XMM", at(_FRAME, _NUMBER), Register.XMM1)

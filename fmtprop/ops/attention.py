@@ -37,6 +37,8 @@ class Attention(Attrs):
     limit: int | None = None
     #: lower bound of masked scores: with it, a query without visible keys gets an average, not NaN
     lowest: float = -inf
+    #: whether a query without visible keys, with -inf for all scores, has the result 0, not NaN
+    blanks: bool = False
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 0:
@@ -83,7 +85,10 @@ def reference(attrs: Attention, tensors: Mapping[str, torch.Tensor]) -> tuple[to
     scores = scores.clamp_min(attrs.lowest)
     if attrs.limit is not None:
         scores = scores + torch.full(scores.shape[-2:], -torch.inf, dtype=dtype).triu(attrs.limit + 1)
-    return (torch.matmul(scores.softmax(-1), torch.cat(values, -2).to(dtype)).to(src.dtype),)
+    weights = scores.softmax(-1)
+    if attrs.blanks:
+        weights = weights.masked_fill((scores == -inf).all(-1, keepdim=True), 0.0)
+    return (torch.matmul(weights, torch.cat(values, -2).to(dtype)).to(src.dtype),)
 
 
 def _parts(operands: Mapping[str, T]) -> list[tuple[T, T]]:
@@ -120,6 +125,7 @@ def samples() -> Iterable[Sample]:
     yield Sample("lowest", Attention(0.25, None, -0.25), _problem((1, 2), 18, 11, 16, 16))
     yield Sample("masks", Attention(0.25), _problem((2, 2), 9, 11, 16, 16, (1, 2, 9, 11), (2, 1, 9, 11)))
     yield Sample("step", Attention(0.25), _problem((2, 3), 1, 1, 32, 48, (2, 1, 1, 21), past=20))
+    yield Sample("blanks", Attention(0.5, blanks=True), _problem((2, 2), 1, 7, 16, 16, (2, 1, 1, 7)))
     yield Sample("queries_of_a_group", Attention(0.5), _problem((1, 2), 4, 3, 16, 16, past=5))
 
 

@@ -29,7 +29,7 @@ def attention_kernels(attrs: Attention, request: Request) -> Iterator[_Way]:
     the reorder.
     """
     yield from _of_few_queries(attrs, request)
-    if "past_key" not in request:
+    if "past_key" not in request and not attrs.blanks:
         yield from _of_blocks(attrs, request)
 
 
@@ -52,8 +52,9 @@ def _of_few_queries(attrs: Attention, request: Request) -> Iterator[_Way]:
         places[name] = replace(place, batch=(*place.batch, desc.strides[-2] * desc.dtype.nbytes if follows else 0))
     keys = tuple(request[name].dims[-1] if name in request else 0 for name in ("past_key", "key"))
     kernel = AttentionRowsKernel(
-        (*batch, queries), depth, width, (keys[0], keys[1]), attrs.scale, tuple(sorted(places.items())), asked.dtype
-    )
+        (*batch, queries), depth, width, (keys[0], keys[1]), attrs.scale, tuple(sorted(places.items())), asked.dtype,
+        blanks=attrs.blanks,
+    )  # fmt: skip
     yield kernel, read, (dst,)
 
 

@@ -34,7 +34,7 @@ def strides(name, tensor, batch):
     return Tensor(tuple(step * nbytes for step in (*steps[:2], query)), tensor.stride(-2) * nbytes)
 
 
-def kernel_of(tensors, scale=0.3):
+def kernel_of(tensors, scale=0.3, **how):
     batch, queries = tensors["src"].shape[:2], tensors["src"].shape[2]
     dst = torch.empty(*batch, queries, tensors["value"].shape[-1], dtype=tensors["src"].dtype)
     whole = {**tensors, "dst": dst}
@@ -46,12 +46,13 @@ def kernel_of(tensors, scale=0.3):
         scale,
         tuple((name, strides(name, whole[name], batch)) for name in sorted(whole)),
         DataType.from_any(dst.dtype),
+        **how,
     )
     return offered(kernel), whole
 
 
-def attended(tensors, scale=0.3, threads=2):
-    kernel, whole = kernel_of(tensors, scale)
+def attended(tensors, scale=0.3, threads=2, **how):
+    kernel, whole = kernel_of(tensors, scale, **how)
     work = kernel.work(threads)
     for name, tensor in whole.items():
         work.point[name](tensor.data_ptr())
@@ -109,6 +110,17 @@ def test_hidden_keys_have_no_weight(isa):
     tensors["mask_0"][..., :15], tensors["mask_0"][1] = -torch.inf, -torch.inf
     got, expected = attended(tensors), exact(tensors)
     assert (got[0] - expected[0]).abs().max() <= 1e-5 and got[1].isnan().all() and expected[1].isnan().all()
+
+
+def test_a_query_without_visible_keys_has_the_result_0(isa):
+    tensors = problem(1, 2, 20, 3, 32, 32, [(2, 1, 2)])
+    tensors["mask_0"][0, 0, 1] = tensors["mask_0"][1] = -torch.inf
+    tensors["src"][0, 0, 1, 5] = torch.inf  # -inf or NaN for a score, which no key shows
+    tensors["src"][0, 0, 0, 5] = torch.nan
+    got, expected = attended(tensors, blanks=True), exact(tensors)
+    assert got[0, 0, 0].isnan().all()
+    assert not got[1].any()
+    assert expected[1].isnan().all()
 
 
 def test_nan_stays_in_its_query(isa):

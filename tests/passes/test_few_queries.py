@@ -108,6 +108,27 @@ def test_keys_that_are_returned_are_read_in_parts():
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("groups", [HEADS, 2])
+@pytest.mark.parametrize("policy", ["optimal", "plain"])
+def test_a_query_without_visible_keys_has_the_result_0(groups, policy):
+    class Hidden(Step):
+        def forward(self, x, keys, values, mask):
+            self.mask = lambda queries, count: mask
+            return super().forward(x, keys, values)
+
+    mask = torch.zeros(BATCH, 1, 1, 21)
+    mask[0, ..., 3:] = mask[1] = -torch.inf
+    net, got, expected = compiled(Hidden(groups), (*inputs(groups=groups), mask), policy=policy)
+    assert not expected[1].any()
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    (node,) = found(net)
+    assert node.choice.impl.startswith("attention_rows")
+    assert {"softmax", "reduction", "binary", "eltwise"}.isdisjoint(one.op for one in net.graph.nodes())
+    lowest = torch.full_like(mask, torch.finfo(torch.float32).min)  # hides nothing where all keys have it
+    given = (*inputs(groups=groups), lowest)
+    torch.testing.assert_close(net(*given), Hidden(groups).eval()(*given), rtol=1e-5, atol=1e-5)
+
+
 def test_a_mask_of_zeros_is_not_added():
     net, *_ = compiled(Step(mask=lambda q, k: torch.zeros(q, k)), inputs())
     assert not any(name.startswith("mask") for name in net.graph.inputs(found(net)[0].name))

@@ -7,8 +7,8 @@ from math import inf
 
 import torch
 
-from fmtprop.ir import Graph, Node, Value
-from fmtprop.ops import Attention, Concat, Permute, Reshape, Softmax
+from fmtprop.ir import Graph, Node, Value, opdef
+from fmtprop.ops import Attention, Binary, Concat, Eltwise, Permute, Reduction, Reshape, Softmax
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, constant, insert, is_constant, only_reader
 from fmtprop.passes.rewrites.few_rows import repeated_matrix
@@ -45,12 +45,10 @@ class FewQueries(NodePass):
             return
         found = Scores(graph)
         product = found.product(graph.inputs(softmax.name)["src"])
-        if (
-            product is None
-            or product.post_ops
-            or found.lowest != -inf
-            or only_reader(graph, Value(softmax.name)) is None
-        ):
+        if product is None or product.post_ops or only_reader(graph, Value(softmax.name)) is None:
+            return
+        blanked = _blanked(graph, node, found)
+        if found.lowest != -inf and blanked is None:
             return
         src = graph.inputs(product.name)["src"]
         keys, values = _Matrix(graph, product, by_column=True), _Matrix(graph, node, by_column=False)
@@ -58,7 +56,10 @@ class FewQueries(NodePass):
         types = {graph.type_of(value).dtype for value in (src, *masks, *keys.parts, *values.parts)}
         alike = types == {node.results[0].dtype} and (keys.sharing, keys.sizes) == (values.sharing, values.sizes)
         if alike and _fits(graph, node, src, keys) and _fit(graph, product, masks, keys.sharing):
-            _replace(graph, node, found.scale, src, keys, values, masks)
+            attrs = Attention(found.scale, blanks=blanked is not None)
+            _replace(graph, node, attrs, src, keys, values, masks)
+            if blanked is not None:
+                bypass(graph, blanked, [graph.inputs(blanked.name)["src_0"]])
 
 
 def _fits(graph: Graph, node: Node, src: Value, keys: _Matrix) -> bool:
@@ -82,7 +83,7 @@ def _fit(graph: Graph, product: Node, masks: list[Value], sharing: int) -> bool:
 
 
 def _replace(
-    graph: Graph, node: Node, scale: float, src: Value, keys: _Matrix, values: _Matrix, masks: list[Value]
+    graph: Graph, node: Node, attrs: Attention, src: Value, keys: _Matrix, values: _Matrix, masks: list[Value]
 ) -> None:
     dims = node.results[0].dims
     *batch, heads, queries, _ = dims
@@ -95,10 +96,32 @@ def _replace(
         if keys.view is not None:
             key = insert(graph, node, keys.view, src=key)
         operands |= {f"{name}key": key, f"{name}value": value}
-    result = insert(graph, node, Attention(scale), **operands)
+    result = insert(graph, node, attrs, **operands)
     if shares > 1:
         result = insert(graph, node, Reshape(dims), src=result)
     bypass(graph, node, [result])
+
+
+def _blanked(graph: Graph, node: Node, found: Scores) -> Node | None:
+    """Return the product that makes 0 of the results of queries without visible keys; None if there is none.
+
+    Its factor is 0 for a row of the only mask that is -inf alone, and 1 for any other.
+    """
+    reader = only_reader(graph, Value(node.name))
+    while reader is not None and isinstance(reader.attrs, Reshape):
+        reader = only_reader(graph, Value(reader.name))
+    if reader is None or reader.attrs != Binary("mul") or reader.post_ops or len(found.masks) != 1:
+        return None
+    factor, steps = graph.node(graph.inputs(reader.name)["src_1"].node), list[Eltwise]()
+    while isinstance(factor.attrs, Eltwise) and not factor.post_ops:
+        steps.insert(0, factor.attrs)
+        factor = graph.node(graph.inputs(factor.name)["src"].node)
+    numbers = torch.tensor([0.0, -1.0, torch.finfo(torch.float32).min, -inf])
+    for step in steps:
+        (numbers,) = opdef("eltwise").reference(step, {"src": numbers})
+    last = graph.type_of(found.masks[0]).ndim - 1
+    is_of_mask = factor.attrs == Reduction("max", (last,)) and graph.inputs(factor.name)["src"] == found.masks[0]
+    return reader if is_of_mask and numbers.tolist() == [1.0, 1.0, 1.0, 0.0] else None
 
 
 class _Matrix:
