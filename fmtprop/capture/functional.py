@@ -29,6 +29,8 @@ class Functional:
     boundary: Mapping[str, MemoryDesc]
     _inputs: Sequence[int]
     _results: Sequence[tuple[str, Any]]
+    #: inputs that the program changes, and where their new contents are among the results, behind the program's own
+    _changed: Mapping[int, int]
 
     def around(
         self, run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -45,25 +47,33 @@ class Functional:
                 return run(list(chosen(given)))
             return run([given[only]] if only is not None else [])
 
-        if [*self._results] == [("output", place) for place in range(len(self._results))]:
+        if [*self._results] == [("output", place) for place in range(len(self._results))] and not self._changed:
             return outputs
 
         def results(given: Sequence[Any]) -> list[Any]:
-            sources = {"output": outputs(given), "input": given}
-            return [sources[kind][item] if kind in sources else item for kind, item in self._results]
+            made = outputs(given)
+            sources = {"output": made, "input": given}
+            found = [sources[kind][item] if kind in sources else item for kind, item in self._results]
+            write([given[place] for place in changed], [made[place] for place in changed.values()])
+            return found
 
+        changed = self._changed
         return results
 
 
-def import_functional(program: Calls, constants: Mapping[int, torch.Tensor], name: str) -> Functional:
+def import_functional(
+    program: Calls, constants: Mapping[int, torch.Tensor], name: str, changed: Sequence[int] = ()
+) -> Functional:
     """Import a functional program.
 
     `program`: ATen calls without mutation, for fixed sizes; each node's ``meta["val"]`` is its result without data.
-    Raises ImportModelError if a call or a tensor cannot be expressed.
+    `changed`: positions of inputs whose new contents are its last results. Raises ImportModelError if a call or a
+    tensor cannot be expressed.
     """
     graph, values, boundary = Graph(name), dict[str, Any](), dict[str, MemoryDesc]()
     places: dict[Value, int] = {}
-    for position, node in enumerate(placeholders(program)):
+    inputs = placeholders(program)
+    for position, node in enumerate(inputs):
         recorded = node.meta.get("val")
         if not isinstance(recorded, torch.Tensor):
             values[node.name] = recorded
@@ -80,7 +90,9 @@ def import_functional(program: Calls, constants: Mapping[int, torch.Tensor], nam
         values[node.name], places[value] = value, position
     results: list[tuple[str, Any]] = []
     outputs: dict[tuple[Value, fx.Node], int] = {}  # a value and a copy of it are two outputs
-    for result, origin in zip(import_calls(graph, program, values), results_of(program), strict=True):
+    found = list(zip(import_calls(graph, program, values), results_of(program), strict=True))
+    own = len(found) - len(changed)
+    for result, origin in found[:own]:
         if not isinstance(result, Value):
             results.append(("fixed", result))
         elif result in places and holder(origin).op == "placeholder":
@@ -91,11 +103,24 @@ def import_functional(program: Calls, constants: Mapping[int, torch.Tensor], nam
                 graph.output(result, output := graph.fresh_name("output"))
                 note_format(boundary, output, origin.meta["val"])
             results.append(("output", outputs[key]))
+    written: dict[int, int] = {}
+    for position, (result, _) in zip(changed, found[own:], strict=True):
+        target = inputs[position]
+        written[position] = outputs[(result, target)] = len(outputs)
+        graph.output(result, output := graph.fresh_name("output"), into=values.get(target.name))
+        note_format(boundary, output, target.meta["val"])
     graph.remove_dead()
     if outputs:
         verify(graph, Stage.IMPORTED)
-    inputs = [places[Value(node.name)] for node in graph.input_nodes]
-    return Functional(graph, boundary, inputs, results)
+    read = [places[Value(node.name)] for node in graph.input_nodes]
+    return Functional(graph, boundary, read, results, written)
+
+
+def write(tensors: Sequence[torch.Tensor], contents: Sequence[torch.Tensor]) -> None:
+    """Copy new contents to tensors, where they are not there."""
+    for one, content in zip(tensors, contents, strict=True):
+        if one is not content:
+            one.copy_(content)
 
 
 def holder(node: fx.Node) -> fx.Node:

@@ -25,7 +25,16 @@ from fmtprop.compiling.options import KEPT, Options
 from fmtprop.compiling.stages import check_f16
 from fmtprop.compiling.turns import compare
 from fmtprop.dynamo.caches import growing
-from fmtprop.dynamo.pieces import Piece, Pieces, has_codes, has_fixed_products, in_place, parted
+from fmtprop.dynamo.pieces import (
+    Piece,
+    Pieces,
+    has_codes,
+    has_fixed_products,
+    in_place,
+    parted,
+    without_repeats,
+    without_writes,
+)
 from fmtprop.dynamo.region import InPyTorch, LeftToPyTorch, Region
 from fmtprop.dynamo.saved_graph import SavedGraph, is_wanted
 from fmtprop.errors import OptionError
@@ -153,13 +162,15 @@ def regions_by(
     made: list[Region | InPyTorch] = []  # PyTorch captures one graph at a time
 
     def compile_inference(functional: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        functional, views = without_views(functional)
-        functional = in_place(functional)
+        functional, views = without_views(without_repeats(functional))
         constants = _constant_inputs(functional)
         if grow and has_fixed_products(functional, constants):
             functional = growing(functional)
         coded = options.weights is not None or has_codes(functional, constants)
+        whole, functional = without_writes(functional), in_place(functional)
         pieces = parted(functional, constants, own_views=coded)
+        if len(pieces) > 1 and whole is not None and len(parted(whole.module, constants)) == 1:
+            pieces = [replace(whole, constants=constants, in_pytorch=functional)]
         is_all = len(pieces) == 1 and _changes_nothing()
         runs = [run_of(piece, is_all) for piece in pieces]
         if views is None and isinstance(runs[0], Region):
@@ -174,7 +185,7 @@ def regions_by(
 
     def run_of(piece: Piece, is_all: bool) -> Region | InPyTorch:
         if piece.is_ours:
-            return Region(piece.module, piece.constants, options, is_all=is_all)
+            return Region(piece, options, is_all=is_all)
         return InPyTorch(piece.module)
 
     trained = replace(options, special_values=KEPT) if options.special_values == "fast" else options

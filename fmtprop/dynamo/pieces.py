@@ -16,10 +16,12 @@ import torch
 from torch import fx
 
 from fmtprop.capture.call_import import importers
+from fmtprop.capture.functional import is_dense
 from fmtprop.capture.fx_import import copied, placeholders, results_of
 from fmtprop.ir.op import opdef
-from fmtprop.ops.host_call import draws_random_numbers
+from fmtprop.ops.host_call import WritingPart, draws_random_numbers, in_place_form
 from fmtprop.ops.pytorch import OpOverload
+from fmtprop.training.views import base_of
 
 _ATEN = torch.ops.aten
 
@@ -37,6 +39,10 @@ class Piece:
     writes: tuple[str, ...]
     #: whether a plan may run it
     is_ours: bool
+    #: positions of the arguments whose new contents are the module's last results
+    changed: tuple[int, ...] = ()
+    #: the form for PyTorch, if it is another one: it changes these arguments itself
+    in_pytorch: fx.GraphModule | None = None
 
 
 class Pieces:
@@ -76,6 +82,36 @@ class Pieces:
 _CODES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32})
 
 
+def without_writes(module: fx.GraphModule) -> Piece | None:
+    """Return all of a graph as one piece, which gives the new contents of inputs as its last results.
+
+    AOTAutograd copies them to the inputs at the end. None if there is another write, or if an input has gaps
+    between its elements: a plan would copy it.
+    """
+    module = fx.GraphModule(module, copied(module.graph))
+    inputs = {node: place for place, node in enumerate(placeholders(module))}
+    changed: dict[int, fx.Node] = {}
+    for node in filter(_writes, _calls(module)):
+        target: Any = node.args[0]
+        content: Any = node.args[1]
+        is_last = node.target is _ATEN.copy_.default and all(user.op == "output" for user in node.users)
+        if not is_last or target not in inputs or inputs[target] in changed or not _may_be_changed(target, content):
+            return None
+        changed[inputs[target]] = content
+        node.replace_all_uses_with(target)
+        module.graph.erase_node(node)
+    output = next(node for node in module.graph.nodes if node.op == "output")
+    output.args = ((*results_of(module), *changed.values()),)
+    module.recompile()
+    return Piece(module, frozenset(), (), (), is_ours=True, changed=tuple(changed))
+
+
+def _may_be_changed(target: fx.Node, content: fx.Node) -> bool:
+    old, new = target.meta["val"], content.meta["val"]
+    alike = old.dtype is new.dtype and str(old.shape) == str(new.shape)  # comparing symbols would fix them
+    return alike and (is_symbolic(old) or is_dense(old))
+
+
 def parted(module: fx.GraphModule, constants: frozenset[int], *, own_views: bool = False) -> list[Piece]:
     """Return the pieces of a graph, in order; one piece if plans can run all of it.
 
@@ -84,7 +120,7 @@ def parted(module: fx.GraphModule, constants: frozenset[int], *, own_views: bool
     ones read the caller's memory.
 
     Calls with symbolic sizes are in PyTorch's pieces only if products of weights have fixed sizes, as in a decoder's
-    step. Otherwise a plan for each size is the better way.
+    step. Otherwise a plan for each size is the better way. New contents of inputs are no reason for several pieces.
     """
     by_shape = not has_fixed_products(module, constants)
     calls = list(_calls(module))
@@ -172,6 +208,28 @@ def _piece(
     return Piece(fx.GraphModule(module, graph), constants, tuple(reads), names, is_ours)
 
 
+# ---------------------------------------------------------------- equal calls
+
+
+def without_repeats(module: fx.GraphModule) -> fx.GraphModule:
+    """Return the graph with one call for all equal ones: each layer of a decoder makes the same mask.
+
+    Results of the graph keep memory of their own.
+    """
+    module = fx.GraphModule(module, copied(module.graph))
+    own = {base_of(one) for one in results_of(module) if isinstance(one, fx.Node)}
+    known: dict[object, fx.Node] = {}
+    for node in _calls(module):
+        if _writes(node) or _is_random(node) or base_of(node) in own:
+            continue
+        first = known.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            module.graph.erase_node(node)
+    module.recompile()
+    return module
+
+
 # ---------------------------------------------------------------- writing in place
 
 
@@ -185,7 +243,7 @@ def in_place(module: fx.GraphModule) -> fx.GraphModule:
     for copy in [node for node in _calls(module) if node.target is _ATEN.copy_.default]:
         target: Any = copy.args[0]
         source: Any = copy.args[1]
-        writer = _writer(source.target) if _is_read_by(target, source, copy) else None
+        writer = in_place_form(source.target) if _is_read_by(target, source, copy) else None
         if writer is None:
             continue
         with module.graph.inserting_before(source):
@@ -206,38 +264,6 @@ def _is_read_by(target: fx.Node, source: fx.Node, copy: fx.Node) -> bool:
         return False
     old, new = target.meta["val"], source.meta["val"]
     return old.dtype is new.dtype and str(old.shape) == str(new.shape)  # comparing symbols would fix them
-
-
-def _writer(target: Any) -> Callable[..., torch.Tensor] | None:
-    """Return the form of a function that writes its result to its first argument."""
-    if not isinstance(target, OpOverload) or target.namespace != "aten":
-        return None
-    name = target._opname
-    writing: OpOverload | None = getattr(getattr(_ATEN, f"{name}_", None), target._overloadname, None)
-    if writing is not None:
-        return writing
-    view = getattr(_ATEN, name.removesuffix("_scatter"), None) if name.endswith("_scatter") else None
-    if view is None:
-        return None
-    wanted = [argument.name for argument in target._schema.arguments if argument.name != "src"]
-    for overload in view.overloads():
-        found = getattr(view, overload)
-        if [argument.name for argument in found._schema.arguments] == wanted:
-            return _Writing(found)
-    return None
-
-
-class _Writing:
-    """Writes to a part of a tensor, and returns the tensor."""
-
-    __name__ = "write_to_part"
-
-    def __init__(self, view: OpOverload) -> None:
-        self._view = view
-
-    def __call__(self, tensor: torch.Tensor, src: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self._view(tensor, *args, **kwargs).copy_(src)
-        return tensor
 
 
 # ---------------------------------------------------------------- properties of calls
@@ -277,7 +303,9 @@ def _is_product(node: fx.Node) -> bool:
 
 
 def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, _Writing) or (isinstance(node.target, OpOverload) and node.target._schema.is_mutable)
+    return isinstance(node.target, WritingPart) or (
+        isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+    )
 
 
 def _is_random(node: fx.Node) -> bool:

@@ -28,7 +28,7 @@ from fmtprop.compiling.shapes import Shapes
 from fmtprop.compiling.turns import compare
 from fmtprop.dynamo import artifacts
 from fmtprop.dynamo.caches import Grow
-from fmtprop.dynamo.pieces import is_symbolic
+from fmtprop.dynamo.pieces import Piece, is_symbolic
 from fmtprop.errors import FmtpropError, ScaleError
 from fmtprop.ir.tensors import defer
 from fmtprop.jit import Words, no_code
@@ -130,6 +130,9 @@ _MOST_CHANGES = 8
 #: these seconds, and the plan at most at this share of PyTorch's time
 _LONG_SECONDS, _CLEAR_SHARE = 0.01, 0.9
 
+#: bytes of a tensor that is copied for each trial of a plan that changes it
+_SMALL_NBYTES = 4096
+
 
 @dataclass(frozen=True)
 class Ready:
@@ -165,7 +168,8 @@ class InPyTorch:
 class Region:
     """A functional graph, ready to be called by AOTAutograd, with a list of inputs.
 
-    `constants`: positions of the inputs that are constants as long as they are not changed. `is_all`: whether the
+    `piece`: the graph, its inputs that are constants as long as they are not changed, and those that it changes. Their
+    new contents are there after the run, as plans are tried on copies. `is_all`: whether the
     region is all of a captured graph, which changes no input. The region's caller runs that graph at
     :class:`LeftToPyTorch`, and asks whether a new plan :meth:`wins` beside it. Else plans compete with `module`.
     `is_direct`: whether the captured graph has the same arguments and results, so that it can be called instead. `new`:
@@ -175,15 +179,14 @@ class Region:
 
     _boxed_call = True
 
-    def __init__(
-        self, module: fx.GraphModule, constants: frozenset[int], options: Options, *, is_all: bool = False
-    ) -> None:
-        self.module, self.options, self.is_all = module, options, is_all
+    def __init__(self, piece: Piece, options: Options, *, is_all: bool = False) -> None:
+        self.module, self.options, self.is_all = piece.in_pytorch or piece.module, options, is_all
+        self._program, self._changed, constants = piece.module, piece.changed, piece.constants
         self.new = _New()
         self.is_direct = self.is_left_to_pytorch = False
         self._constants = sorted(constants)
         self._weights = _chooser(self._constants)
-        inputs = placeholders(module)
+        inputs = placeholders(self.module)
         self.arity = len(inputs)
         self._varying = [i for i in range(self.arity) if i not in constants]
         self._symbolic = any(is_symbolic(node.meta.get("val")) for node in inputs)
@@ -278,15 +281,33 @@ class Region:
             net = compile_graph(functional.graph, options, shapes=shapes)
             run = functional.around(net.run_flat)
             made = _Plan(packed, run, Ready(net, earlier.reason if earlier is not None else ""), key)
+            trial = self._trial(args)
             if self.is_all or earlier is not None:
-                run(args)
+                run(trial())
             else:
-                self._decide(made, lambda: run(args), lambda: self._run_eager(args))
+                self._decide(made, lambda: run(trial()), lambda: self._run_eager(trial()))
         except FmtpropError as error:
             if isinstance(error.__cause__, ScaleError):
                 raise  # PyTorch would divide by it
             return self._eager(str(error))
         return made
+
+    def _trial(self, args: Sequence[Any]) -> Callable[[], Sequence[Any]]:
+        """Return a function that gives arguments for a trial: copies of those that the graph changes.
+
+        A counter begins anew in each trial, and may not count beyond a cache; large copies are made once.
+        """
+        if not self._changed:
+            return lambda: args
+        copies = {place: args[place].clone() for place in self._changed}
+        small = [place for place, copy in copies.items() if copy.nbytes <= _SMALL_NBYTES]
+
+        def trial() -> Sequence[Any]:
+            for place in small:
+                copies[place] = args[place].clone()
+            return [copies.get(place, value) for place, value in enumerate(args)]
+
+        return trial
 
     def wins(self, ours: Callable[[], object], theirs: Callable[[], object]) -> bool:
         """Compare the plan that this thread's last call has made, if it made one, with the captured graph."""
@@ -324,8 +345,8 @@ class Region:
         return _Plan(None, self._run_eager, Ready(None, reason))
 
     def _imported(self, args: Sequence[Any]) -> tuple[Functional, Options]:
-        program = specialised_module(self.module, args) if self._symbolic else self.module
-        functional = import_functional(program, {i: args[i] for i in self._constants}, "region")
+        program = specialised_module(self._program, args) if self._symbolic else self._program
+        functional = import_functional(program, {i: args[i] for i in self._constants}, "region", self._changed)
         functional = replace(
             functional, graph=defer(functional.graph, lent=True)
         )  # each call asks whether they were changed

@@ -5,7 +5,7 @@ from fmtprop.ir.facets import Bytes, Cost, Linear, Reads, each_image, each_image
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.grid import Grid
 from fmtprop.ir.importing import Call, Importer
-from fmtprop.ir.node import Attrs, Choice, Node, PostOp, Value, post_op_operand
+from fmtprop.ir.node import Attrs, Choice, Into, Node, PostOp, Value, post_op_operand
 from fmtprop.ir.op import (
     OPSET,
     Category,
@@ -35,6 +35,7 @@ __all__ = [
     "Graph",
     "Grid",
     "Importer",
+    "Into",
     "Linear",
     "Lowering",
     "NativeAttr",

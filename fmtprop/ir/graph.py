@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fmtprop.errors import GraphError
 from fmtprop.ir.multigraph import Multigraph
-from fmtprop.ir.node import Attrs, Node, Value
+from fmtprop.ir.node import Attrs, Into, Node, Value
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 
@@ -286,9 +286,13 @@ class Graph:
         self.constants[name] = data
         return value
 
-    def output(self, value: Value, name: str | None = None, phase: str = "") -> None:
-        """Mark a value as the next graph output; in phase ``"backward"``, one of the second entry point."""
-        self.add(Node(name or self.fresh_name("output"), "output", Attrs(), (), phase=phase), {"src": value})
+    def output(self, value: Value, name: str | None = None, phase: str = "", into: Value | None = None) -> None:
+        """Mark a value as the next graph output; in phase ``"backward"``, one of the second entry point.
+
+        `into`: an input whose tensor the caller wants to have the value after the run.
+        """
+        attrs = Attrs() if into is None else Into(into.node)
+        self.add(Node(name or self.fresh_name("output"), "output", attrs, (), phase=phase), {"src": value})
 
     def _check_value(self, node: Node, operand: str, value: Value) -> None:
         producer = self._graph.nodes.get(value.node)

@@ -55,6 +55,14 @@ class Attrs:
             raise GraphError(f"{cls.__name__}: {error}") from error
 
 
+@dataclass(frozen=True)
+class Into(Attrs):
+    """Attributes of an output that is the new content of an input's tensor."""
+
+    #: name of the input; a step that changes a part of its numbers may do so in the caller's tensor
+    into: str
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]

@@ -131,6 +131,10 @@ def _nothing(attrs: Any) -> frozenset[str]:
     return frozenset()
 
 
+def _no_operand(attrs: Any) -> str | None:
+    return None
+
+
 def _always(attrs: Any) -> bool:
     return True
 
@@ -219,6 +223,9 @@ class OpDef:
     #: ``attrs -> operands`` that the operator reads faster as a view that repeats numbers along axes (``expand``) than
     #: as a copy of it
     repeated: Callable[[Any], frozenset[str]] = _nothing
+    #: ``attrs -> operand`` of which the result is a copy with some numbers changed, which PyTorch can change in the
+    #: operand itself; None for other ops
+    changed: Callable[[Any], str | None] = _no_operand
     #: which plain formats PyTorch's operator works on without a copy
     reads: Reads = Reads.ANY
     #: ``attrs -> Bytes``: what its primitive does with bytes that stand for real numbers

@@ -16,7 +16,7 @@ from fmtprop.errors import FmtpropError, FormatError, GraphError, ShapeError, Ve
 from fmtprop.ir import verify_formats as formats
 from fmtprop.ir.aliasing import is_view, overwrite_hazard
 from fmtprop.ir.initialiser import Initialiser
-from fmtprop.ir.node import Node, PostOp
+from fmtprop.ir.node import Into, Node, PostOp
 from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.plain import attrs_class
 from fmtprop.ir.ports import result_names
@@ -98,7 +98,10 @@ def known_ops(graph: Graph) -> Iterator[str]:
         except GraphError as error:
             yield f"{node.label}: {error}"
         else:
-            if type(node.attrs) is not expected:
+            if isinstance(node.attrs, Into) and node.op == "output":
+                if node.attrs.into not in graph or graph.node(node.attrs.into).op != "input":
+                    yield f"{node.label}: it is the new content of {node.attrs.into!r}, which is no input"
+            elif type(node.attrs) is not expected:
                 yield f"{node.label}: attrs must be {expected.__name__}, got {type(node.attrs).__name__}"
 
 

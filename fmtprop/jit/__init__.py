@@ -22,6 +22,7 @@ from fmtprop.jit.lookup import LookupKernel
 from fmtprop.jit.memory import no_code
 from fmtprop.jit.nbits import DecodeKernel, NBitsKernel
 from fmtprop.jit.norms import GroupNormKernel
+from fmtprop.jit.put import PutKernel
 from fmtprop.jit.quantize_rows import QuantizeRowsKernel
 from fmtprop.jit.rotary import RotaryKernel
 from fmtprop.jit.round import RoundKernel
@@ -54,6 +55,7 @@ __all__ = [
     "Kernel",
     "LookupKernel",
     "NBitsKernel",
+    "PutKernel",
     "QuantizeRowsKernel",
     "Quantized",
     "RotaryKernel",

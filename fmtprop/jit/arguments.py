@@ -78,13 +78,17 @@ class AverageArguments(Arguments):
     )
 
 
+#: arguments of a code that checks its indices
+GATHERED = (
+    *((name, c_void_p) for name in ("src_0", "src_1", "dst")),
+    *((name, c_uint64) for name in ("count", "limit", "below", "reach", "row", "pitch")),
+)
+
+
 class GatherArguments(Arguments):
     """Arguments of the code."""
 
-    _fields_ = (
-        *((name, c_void_p) for name in ("src_0", "src_1", "dst")),
-        *((name, c_uint64) for name in ("count", "limit", "below", "reach", "row", "pitch")),
-    )
+    _fields_ = GATHERED
 
 
 class BagArguments(Arguments):

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
-from fmtprop.jit.arguments import GatherArguments
+from fmtprop.jit.arguments import Arguments, GatherArguments
+from fmtprop.jit.calls import Call
 from fmtprop.jit.kernel import Kernel, isa, serves, threads_for
 from fmtprop.jit.memory import place_code
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
@@ -49,9 +50,13 @@ class GatherKernel(StandaloneKernel):
         below = self.limit if self.from_end else 0
         sizes = {"count": self.count, "limit": self.limit, "below": below, "reach": self.limit + below}
         arguments = GatherArguments(**sizes, row=self.row_nbytes, pitch=self.pitch_nbytes)
-        check = (_check(self.index_nbytes), c_void_p(addressof(arguments)), None, None, None)
         threads = threads_for(self.count * self.row_nbytes, threads)
-        return StandaloneWork(self.kernel, arguments, threads, check=check)
+        return StandaloneWork(self.kernel, arguments, threads, check=checked(self.index_nbytes, arguments))
+
+
+def checked(index_nbytes: int, arguments: Arguments) -> Call:
+    """Return the call that checks the indices of arguments that begin as :class:`GatherArguments`."""
+    return _check(index_nbytes), c_void_p(addressof(arguments)), None, None, None
 
 
 @cache

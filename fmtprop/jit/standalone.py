@@ -16,7 +16,7 @@ from fmtprop.layout import DataType
 
 #: operands and results that a program's arguments can point to
 _TENSORS = frozenset(
-    {"src", "src_0", "src_1", "key", "value", "mask_0", "mask_1", "scale", "shift", "mean", "variance", "dst"}
+    {"src", "src_0", "src_1", "src_2", "key", "value", "mask_0", "mask_1", "scale", "shift", "mean", "variance", "dst"}
     | {"diff_dst", "diff_src", "diff_scale", "diff_shift", "weights", "bias", "cos", "sin"}
     | {"past_key", "past_value", "table", "scales", "zero_points", "indices", "offsets", "factors", "zero"}
     | {f"post_op_{number}" for number in range(4)}
@@ -44,6 +44,9 @@ class StandaloneKernel(ABC):
 
     #: whether dst may be src: each number is read before any number is written in its place
     overwrites: bool = True
+
+    #: whether it changes a part of an operand, in place if dst is that
+    changes: ClassVar[bool] = False
 
     #: whether it accepts any numbers; otherwise its work begins with a check
     takes_any_numbers: ClassVar[bool] = True

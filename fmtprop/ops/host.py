@@ -210,6 +210,7 @@ ATEN = OpDef(
     narrows=host_facts.narrows,
     positions=host_facts.positions,
     repeated=host_facts.repeated,
+    changed=host_facts.changed,
     operator=operator,
     torch={
         **{f"aten.{name}.default": _scan for name in ("cumsum", "cumprod", "logcumsumexp")},

@@ -116,6 +116,46 @@ def is_elementwise(attrs: HostCall) -> bool:
     return is_conversion(attrs) or torch.Tag.pointwise in prepare(attrs).function.tags
 
 
+# ---------------------------------------------------------------- changes in place
+
+
+@lru_cache(maxsize=1024)
+def in_place_form(function: Any) -> Callable[..., torch.Tensor] | None:
+    """Return a function that writes the result of an overload to its first argument, and returns it; None if none does.
+
+    >>> x = torch.zeros(3)
+    >>> in_place_form(torch.ops.aten.select_scatter.default)(x, torch.tensor(1.0), 0, 2) is x
+    True
+    """
+    if not isinstance(function, OpOverload) or function.namespace != "aten" or function.is_view:
+        return None
+    name, aten = function._opname, torch.ops.aten
+    writing: OpOverload | None = getattr(getattr(aten, f"{name}_", None), function._overloadname, None)
+    if writing is not None or not name.endswith("_scatter"):
+        return writing
+    view = getattr(aten, name.removesuffix("_scatter"), None)
+    wanted = [argument.name for argument in function._schema.arguments if argument.name != "src"]
+    for overload in view.overloads() if view is not None else ():
+        found = getattr(view, overload)
+        if [argument.name for argument in found._schema.arguments] == wanted:
+            return WritingPart(found)
+    return None
+
+
+class WritingPart:
+    """Writes to a part of a tensor, and returns the tensor."""
+
+    __name__ = "write_to_part"
+
+    def __init__(self, view: OpOverload) -> None:
+        self._view = view
+
+    def __call__(self, tensor: torch.Tensor, src: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Write to the part."""
+        self._view(tensor, *args, **kwargs).copy_(src)
+        return tensor
+
+
 # ---------------------------------------------------------------- resolving
 
 

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from fmtprop.ops.host_call import NAMESPACES, CallOperand, HostCall, prepare
+from fmtprop.ops.host_call import NAMESPACES, CallOperand, HostCall, in_place_form, prepare
 
 #: calls with separate kernels for channels-last tensors, some of them ten times as fast; `tests/ops/test_host.py`
 #: compares their results with those for row-major tensors
@@ -59,6 +59,8 @@ _CHOOSING = frozenset(
         *("aten.sort.stable", "aten.argsort.stable", "aten.max.dim", "aten.min.dim", "aten.median.dim"),
     }
 )
+#: arguments with the places that a call changes
+_PLACES = frozenset({"index", "indices"})
 _GATHER = "aten.gather.default"
 #: calls with separate kernels for an index of one axis that repeats along the others, as graph layers have it: with a
 #: copy of it they take 5 to 15 times as long ([2000, 64] from 20 000 edges)
@@ -104,6 +106,17 @@ def repeated(attrs: HostCall) -> frozenset[str]:
     return frozenset(filter(None, (_operand(attrs, name) for name in names)))
 
 
+def changed(attrs: HostCall) -> str | None:
+    """Return the operand of which a call copies all numbers but some, which it changes."""
+    prepared = prepare(attrs)
+    first = (*prepared.args, None)[0]
+    if prepared.row_major or not isinstance(first, CallOperand) or first.is_complex:
+        return None
+    named = any(argument.name in _PLACES for argument in prepared.function._schema.arguments)
+    is_part = named or prepared.function._opname.endswith("_scatter")
+    return first.name if is_part and in_place_form(prepared.function) is not None else None
+
+
 def _operand(attrs: HostCall, name: str) -> str | None:
     """Return the operand that is the argument of this name."""
     prepared = prepare(attrs)
@@ -113,10 +126,12 @@ def _operand(attrs: HostCall, name: str) -> str | None:
 
 
 def any_strides(attrs: HostCall) -> bool:
-    """Return whether the call is right for any strides: it is element-wise, or its channels-last kernels are tested.
+    """Return whether the call is right for any strides.
+
+    It is element-wise, changes a part of a tensor, or its channels-last kernels are tested.
 
     Other calls may confuse memory formats: max-unpooling reads channels-last indices as row-major ones.
     """
     function = prepare(attrs).function
-    known = attrs.target == _CONVERSION or attrs.target in ANY_STRIDES
+    known = attrs.target == _CONVERSION or attrs.target in ANY_STRIDES or changed(attrs) is not None
     return function.namespace in NAMESPACES and (torch.Tag.pointwise in function.tags or known)

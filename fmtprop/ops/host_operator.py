@@ -15,8 +15,9 @@ import torch
 from fmtprop.errors import FmtpropError, GraphError, UnsupportedOpError
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.types import TensorType
+from fmtprop.ops import host_facts
 from fmtprop.ops.building import Copying, Ready, Tensors
-from fmtprop.ops.host_call import CallOperand, HostCall, Resolved, arguments_of, prepare
+from fmtprop.ops.host_call import CallOperand, HostCall, Resolved, arguments_of, in_place_form, prepare
 from fmtprop.ops.without_data import result_of
 
 #: a call with an overload for given memory that replaces the memory's strides by the source's
@@ -119,6 +120,9 @@ def operator(attrs: HostCall, tensors: Tensors, results: Sequence[torch.Tensor |
     places = [torch.view_as_complex(r) if p and r is not None else r for r, p in zip(results, pairs, strict=True)]
     if attrs.target == _CONVERSION and places[0] is not None and not joined:
         return partial(places[0].copy_, args[0])
+    form = in_place_form(prepared.function) if host_facts.changed(attrs) is not None else None
+    if form is not None and args[0] is places[0]:
+        return partial(form, *args, **kwargs)
     if trial.binding is not None:
         args = _without_numbers(prepared.function, args)
     names = None if attrs.target == _RESTRIDES else _given_names(prepared.function)
@@ -130,6 +134,9 @@ def operator(attrs: HostCall, tensors: Tensors, results: Sequence[torch.Tensor |
             return _writing(trial.binding, *names, args, kwargs, given)
     if any(str(result.real_type) != "Tensor" for result in prepared.function._schema.returns):
         return None
+    if form is not None and places[0] is not None:
+        dst, src = places[0], args[0]
+        return lambda: (dst.copy_(src), form(dst, *args[1:], **kwargs))
     call = partial(trial.binding or prepared.function, *args, **kwargs)
     return Copying(call, places, may_share=_may_share(prepared.function), overload=prepared.function)
 

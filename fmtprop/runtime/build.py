@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from fmtprop.errors import PlanError
-from fmtprop.ir import Graph, Node, TensorType, Value, opdef
+from fmtprop.ir import Graph, Into, Node, TensorType, Value, opdef
 from fmtprop.ir.aliasing import is_in_place, is_view, parts_of
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Target
@@ -31,6 +31,24 @@ def build_plan(graph: Graph, target: Target, *, consume: bool = False, constants
     twice. Raises PlanError if a node has no format or no way to run.
     """
     return Draft(graph, target).pack(constants or ConstantStore(), consume=consume)
+
+
+def _changes(graph: Graph) -> dict[str, str]:
+    """Return, for each node that changes a part of what becomes an input's new content, the operand that it changes."""
+    found: dict[str, str] = {}
+    for output in graph.output_nodes:
+        if not isinstance(output.attrs, Into):
+            continue
+        node, chain = graph.node(graph.inputs(output.name)["src"].node), dict[str, str]()
+        while not node.is_boundary and node.choice is not None and node.choice.handle is not None:
+            operand = implementation(node).may_change(node)
+            if operand is None:
+                break
+            chain[node.name] = operand
+            node = graph.node(graph.inputs(node.name)[operand].node)
+        if node.name == output.attrs.into:
+            found |= chain
+    return found
 
 
 class _Root:
@@ -74,6 +92,8 @@ class Draft:
         self.views = frozenset(node.name for node in self.nodes if is_view(graph, node.name))
         self.joins = frozenset(node.name for node in self.nodes if is_in_place(node))
         self.computed = computed_nodes(graph)
+        #: node -> operand, in the caller's tensor, of which it may change a part there
+        self.changes = _changes(graph)
         self.placement = place_parts(graph, self.computed)
         #: a value with a slot, or with slots inside -> its buffer, and the elements before it there
         self.spots: dict[Value, tuple[int, int]] = {}
@@ -114,7 +134,7 @@ class Draft:
         packed = tuple(one.node for one in self.once if one.node.op != "constant")
         return Plan(
             self.graph.name, tuple(self.steps), buffers, inputs, outputs, (), arena, peak,
-            packed, self.threads, turn, {i: buffers[i].offset for i in inside},
+            packed, self.threads, turn, {i: buffers[i].offset for i in inside}, self._changed(outputs),
         )  # fmt: skip
 
     def _turn(self) -> Turn | None:
@@ -136,7 +156,9 @@ class Draft:
             return  # packed at its first read: weights are packed one by one
         inputs = {name: self._place_of(value) for name, value in self.graph.inputs(node.name).items()}
         if node.op == "input":
-            self._place(node, 0, self._root(Home.INPUT, node.descs[0].nbytes, self.arguments[node.name]))
+            root = self._root(Home.INPUT, node.descs[0].nbytes, self.arguments[node.name])
+            self.roots[root].reads = self.pending[Value(node.name)]
+            self._place(node, 0, root)
         elif node.op == "output":
             pass
         elif node.name in self.joins:
@@ -223,6 +245,11 @@ class Draft:
     def _overwritable(self, node: Node, inputs: Mapping[str, Access]) -> str | None:
         """Return the operand of which the first result may take over the buffer, or None."""
         allowed, way = opdef(node.op).inplace, implementation(node)
+        if (changed := self.changes.get(node.name)) is not None:
+            access = inputs[changed]
+            readers = sum(other.buffer == access.buffer for other in inputs.values())
+            is_last = self.roots[access.buffer].reads == 1 and readers == 1
+            return changed if is_last and access.desc == node.descs[0] else None
         if way.makes_results:
             return self._addable(node, way.may_add_to(node), inputs)
         if not way.overwrites:
@@ -323,6 +350,16 @@ class Draft:
             root.last = end
             outputs.append((node.name, access))
         return tuple(outputs)
+
+    def _changed(self, outputs: Sequence[tuple[str, Access]]) -> frozenset[int]:
+        """Return which outputs are an input's new content, in the input's tensor."""
+        found = set()
+        for number, (node, (_, access)) in enumerate(zip(self.graph.output_nodes, outputs, strict=True)):
+            root = self.roots[access.buffer]
+            into = self.arguments.get(node.attrs.into) if isinstance(node.attrs, Into) else None
+            if root.home is Home.INPUT and root.index == into:
+                found.add(number)
+        return frozenset(found)
 
     def _inside(self, turn: Turn) -> list[int]:
         """Return the buffers of gradients that have a place in the arena, if they are much of a step's memory."""

@@ -80,7 +80,7 @@ class Context:
         self._has_python = not all(bound.is_native for bound in self._bounds)
         self._is_asynchronous = self._stream.is_asynchronous
         self._inputs = [self._memories[buffer] if buffer >= 0 else None for _, _, buffer in plan.inputs]
-        self._outputs = [self._output(name, access) for name, access in plan.outputs]
+        self._outputs = [self._output(number, *output) for number, output in enumerate(plan.outputs)]
         #: all of a run without tensors for the results, made at the first one
         self._direct: Run | None = None
         self.clear()
@@ -306,12 +306,12 @@ class Context:
                     found.add(memory)
         return found
 
-    def _output(self, name: str, access: Access) -> Output:
+    def _output(self, number: int, name: str, access: Access) -> Output:
         place, buffer = self._place(access), self.plan.buffers[access.buffer]
         alone = sum(other.buffer == access.buffer for _, other in self.plan.outputs) == 1
         # it may be a view, of all numbers
         whole = place.is_whole or (access.desc.is_packed and access.desc.nbytes == buffer.nbytes)
-        is_made = buffer.home is Home.TENSOR and whole and alone
+        is_made = (buffer.home is Home.TENSOR and whole and alone) or number in self.plan.changed
         return Output(Endpoint(name, access.desc), place, buffer.home is Home.OUTPUT, is_made)
 
     def _bound(self, step: Step, index: int) -> Bound:

@@ -18,7 +18,8 @@ class Output:
     """How the tensor of an output is made, and whether the plan writes to it directly.
 
     `place`: position of the result in the plan's memory. `is_written`: whether the plan writes the result to the
-    caller's tensor. `is_made`: whether a step makes the tensor, and nothing else uses it.
+    caller's tensor. `is_made`: whether the result is a whole tensor that is there: one that a step makes and nothing
+    else uses, or an input that steps have changed.
     """
 
     __slots__ = ("endpoint", "is_made", "is_written", "like", "memory", "place")

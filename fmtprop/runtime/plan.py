@@ -113,6 +113,8 @@ class Plan:
         Where the second half begins; None where the plan has one entry point.
     inside : mapping of int to int
         Buffers of results of the second half that may take the place of saved tensors, and their offsets in the arena.
+    changed : frozenset of int
+        Numbers of the outputs that are an input's own tensor, of which steps have changed a part.
     """
 
     name: str
@@ -127,6 +129,7 @@ class Plan:
     threads: int
     turn: Turn | None = None
     inside: Mapping[int, int] = field(default_factory=dict)
+    changed: frozenset[int] = frozenset()
 
     @property
     def constant_nbytes(self) -> int:

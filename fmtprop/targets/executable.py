@@ -148,6 +148,10 @@ class Implementation(ABC):
         """Return the operand that it can add to, instead of allocating a result, if no other node reads it."""
         return None
 
+    def may_change(self, node: Node) -> str | None:
+        """Return the operand of which it can change a part of the numbers in place, instead of a copy."""
+        return None
+
     def needs_check(self, node: Node) -> bool:
         """Return whether a formatted node's result may differ from its reference (False for the reference itself)."""
         return True

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fmtprop.ir.node import Node
+from fmtprop.ir.op import opdef
 from fmtprop.jit import StandaloneKernel
 from fmtprop.ops.embedding_bag import DISORDERED, OUTSIDE
 from fmtprop.targets.bound import Bound, OwnStream, Place, failed
@@ -52,6 +53,10 @@ class KernelImplementation(Implementation):
     def repro(self) -> str:
         """Name and constants of the kernel."""
         return self.kernel.repro
+
+    def may_change(self, node: Node) -> str | None:
+        """Return the operand that the kernel can change."""
+        return opdef(node.op).changed(node.attrs) if self.kernel.changes else None
 
     def target(self) -> Provider:
         """Return a target that offers kernels."""

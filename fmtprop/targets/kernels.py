@@ -23,6 +23,7 @@ from fmtprop.jit import (
     GivenNormKernel,
     GroupNormKernel,
     LookupKernel,
+    PutKernel,
     Quantized,
     QuantizeRowsKernel,
     RotaryKernel,
@@ -38,7 +39,7 @@ from fmtprop.jit import (
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import Attention, Binary, Conv, DynamicQuantize, Eltwise, Lookup, MatMul, Pooling, Reduction, RmsNorm
 from fmtprop.ops.batch_norm_training import BatchStatistics
-from fmtprop.ops.building import FEW_SUMMANDS, check_summands
+from fmtprop.ops.building import FEW_SUMMANDS, check_summands, normalised_axis
 from fmtprop.ops.embedding_bag import EmbeddingBag
 from fmtprop.ops.host_call import HostCall, arguments_of
 from fmtprop.ops.inner_product import InnerProduct
@@ -62,10 +63,14 @@ _SIDE_BY_SIDE = 32
 #: oneDNN's algorithm -> the kernel's
 _FOLDS = {"sum": "sum", "mean": "mean", "max": "max", "min": "min", "norm_lp_sum": "norm"}
 
+#: the call of PyTorch that puts rows into a tensor
+_PUT = "aten.index_copy.default"
+
 #: calls of PyTorch that may copy rows of a table
 _EMBEDDING, _SELECT, _INDEX = "aten.embedding.default", "aten.index_select.default", "aten.index.Tensor"
 
 _BYTES = (DataType.U8, DataType.S8)
+_INDICES = (DataType.S32, DataType.S64)
 
 #: stands for the grid of numbers that are on none
 _REALS = Grid((1.0,), 0, 1)
@@ -116,6 +121,8 @@ def _ways(node: Node, request: Request) -> Iterator[_Way]:
     elif isinstance(attrs, HostCall):
         if _copies_rows(attrs):
             yield from _rows(attrs, request)
+        elif attrs.target == _PUT:
+            yield from _put_rows(attrs, request)
     elif isinstance(attrs, EmbeddingBag):
         yield from _bags(attrs, request)
     elif isinstance(attrs, BatchStatistics):
@@ -356,7 +363,7 @@ def _rows(attrs: HostCall, request: Request) -> Iterator[_Way]:
     """Yield the kernel where each row of the table lies side by side; indices and result are row-major."""
     formats = {name: plain(desc) if desc.kind == "any" else desc for name, desc in request.items()}
     table, indices, dst = (formats[name] for name in ("src_0", "src_1", "dst"))
-    if not _is_in_rows(table) or indices.dtype not in (DataType.S32, DataType.S64):
+    if not _is_in_rows(table) or indices.dtype not in _INDICES:
         return
     if table.strides[1:] != plain(table).strides[1:] or not table.ndim:
         return
@@ -369,6 +376,33 @@ def _rows(attrs: HostCall, request: Request) -> Iterator[_Way]:
         from_end=attrs.target == _INDEX,
     )
     yield kernel, {"src_0": table, "src_1": indices}, (dst,)
+
+
+def _put_rows(attrs: HostCall, request: Request) -> Iterator[_Way]:
+    """Yield the kernel for row-major tensors; the rows may lie anywhere."""
+    given = arguments_of(attrs)
+    whole, index, rows = (given[name].name for name in ("self", "index", "source"))
+    if opdef("aten").changed(attrs) is None or (whole, index, rows) != ("src_0", "src_1", "src_2"):
+        return  # complex numbers, or a tensor into itself
+    formats = {name: plain(desc) if desc.kind == "any" else desc for name, desc in request.items()}
+    dst, indices, source = formats["dst"], formats[index], formats[rows]
+    axis = normalised_axis(given["dim"], dst.ndim)
+    own, sizes = plain(dst), dst.dims[axis + 1 :]
+    if any(desc.at_start() != own for desc in (formats[whole], dst)) or indices.dtype not in _INDICES:
+        return
+    if not _is_in_rows(source) or indices.at_start() != plain(indices):
+        return
+    if any(
+        n > 1 and a != b for n, a, b in zip(sizes, source.strides[axis + 1 :], own.strides[axis + 1 :], strict=True)
+    ):
+        source = plain(source)
+    nbytes = dst.dtype.nbytes
+    kernel = PutKernel(
+        *(prod(indices.dims), dst.dims[axis], prod(sizes) * nbytes),
+        tuple((n, step * nbytes) for n, step in zip(dst.dims[:axis], source.strides, strict=False)),
+        *(source.strides[axis] * nbytes, indices.dtype.nbytes),
+    )
+    yield kernel, {whole: formats[whole], index: indices, rows: source}, (dst,)
 
 
 def _bags(attrs: EmbeddingBag, request: Request) -> Iterator[_Way]:

@@ -134,6 +134,10 @@ class ReferenceImplementation(Implementation):
         """Return the executable; operators find the number of threads themselves."""
         return _OperatorExecutable(by_operator=self.impl != MEANING)
 
+    def may_change(self, node: Node) -> str | None:
+        """Return the operand that PyTorch's operator can change."""
+        return None if node.post_ops or self.impl == MEANING else opdef(node.op).changed(node.attrs)
+
     def needs_check(self, node: Node) -> bool:
         """Return whether it runs in another way than the reference: by an operator, or on strides."""
         if node.op == "reorder" or not opdef(node.op).checkable(node.attrs):

@@ -51,7 +51,7 @@ def without_views(module: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModul
     """
     given = results_of(module)
     results = [one for one in given if isinstance(one, fx.Node)]
-    shared = Counter(_base(one) for one in dict.fromkeys(results))
+    shared = Counter(base_of(one) for one in dict.fromkeys(results))
     views = {one for one in results if _must_be_view(one, shared)}
     if not views:
         return module, None
@@ -73,7 +73,7 @@ def without_views(module: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModul
 
 def _must_be_view(result: fx.Node, shared: Counter[fx.Node]) -> bool:
     """Return whether a result shares memory with an input or another result, or is a part of a larger tensor."""
-    base, node = _base(result), result
+    base, node = base_of(result), result
     if base is result:
         return False
     if base.op == "placeholder" or shared[base] > 1:
@@ -85,7 +85,7 @@ def _must_be_view(result: fx.Node, shared: Counter[fx.Node]) -> bool:
     return False
 
 
-def _base(node: fx.Node) -> fx.Node:
+def base_of(node: fx.Node) -> fx.Node:
     """Return the node of which a result is a view; the node itself if it is none."""
     while _is_view(node):
         node = _source(node)

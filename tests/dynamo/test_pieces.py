@@ -112,6 +112,144 @@ def test_one_row_is_written_not_the_whole_cache():
     assert "aten.index_copy.default" not in calls
 
 
+def put_rows(cache: torch.Tensor, rows: torch.Tensor, places: torch.Tensor) -> None:
+    cache.index_copy_(1, places, rows)
+
+
+def assign_rows(cache: torch.Tensor, rows: torch.Tensor, places: torch.Tensor) -> None:
+    cache[:, places] = rows
+
+
+def assign_slice(cache: torch.Tensor, rows: torch.Tensor, places: torch.Tensor) -> None:
+    cache[:, 2:4] = rows
+
+
+def assign_twice(cache: torch.Tensor, rows: torch.Tensor, places: torch.Tensor) -> None:
+    cache[:, 1] = rows[:, 0]
+    cache.index_copy_(1, places, rows)
+
+
+def scatter_rows(cache: torch.Tensor, rows: torch.Tensor, places: torch.Tensor) -> None:
+    cache.scatter_(1, places[None, :, None].expand_as(rows), rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("write", [put_rows, assign_rows, assign_slice, assign_twice, scatter_rows])
+def test_a_plan_changes_rows_where_the_caller_has_them(write, is_turned, dtype):
+    linear = nn.Linear(16, 16).to(dtype)
+
+    def step(x, cache, places, count):
+        rows = linear(x)
+        write(cache, rows, places + count)
+        count.add_(1)
+        return torch.softmax(rows @ cache.mT, -1) @ cache
+
+    run, regions = compiled(step)
+    shape = (9, 3, 16) if is_turned else (3, 9, 16)
+    caches = [torch.zeros(shape, dtype=dtype) for _ in range(2)]
+    counts = [torch.zeros((), dtype=torch.int64) for _ in range(2)]
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(3, 2, 16, dtype=dtype)
+            given = [(x, one.mT.mT.transpose(0, 1) if is_turned else one, torch.tensor([0, 4]), n)
+                     for one, n in zip(caches, counts, strict=True)]  # fmt: skip
+            torch.testing.assert_close(run(*given[0]), step(*given[1]), rtol=2e-2, atol=2e-2)
+            torch.testing.assert_close(*caches, rtol=2e-2, atol=2e-2)
+            assert torch.equal(*counts)
+    (only,) = regions
+    (outcome,) = only.outcomes
+    assert outcome.net is not None
+    assert len(outcome.net.plan.changed) == 1
+    ways = [step.node.choice.impl for step in outcome.net.plan.steps if "index_copy" in str(step.node.attrs)]
+    assert is_turned or all(way.startswith("put") for way in ways)
+
+
+def read_before_and_after(cache: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    old = cache.sum(0)
+    cache[2:3] = row
+    return old + cache.sum(0)
+
+
+def keep_old(cache: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    old = cache.clone()
+    cache[2:3] = row
+    return old, cache.clone(), cache @ row.t()
+
+
+def read_late(cache: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    old = cache * 2
+    cache[1:2] = row
+    return (old - cache).relu()
+
+
+def change_by_itself(cache: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    cache[0:2] = cache[1:3] + row
+    return cache @ row.t()
+
+
+def exchange(cache: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    cache[:2], cache[3:] = cache[3:].clone(), cache[:2].clone()
+    return cache @ row.t()
+
+
+@pytest.mark.parametrize("change", [read_before_and_after, keep_old, read_late, change_by_itself, exchange])
+def test_readers_of_old_numbers_get_these(change):
+    linear = nn.Linear(16, 16)
+
+    def step(x, cache):
+        return change(cache, linear(x))
+
+    run, regions = compiled(step)
+    cache = torch.randn(5, 16)
+    other = cache.clone()
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(1, 16)
+            torch.testing.assert_close(run(x, cache), step(x, other), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(cache, other, rtol=1e-4, atol=1e-4)
+    assert len(regions) == 1
+    assert plans(regions) == 1
+
+
+def test_equal_calls_of_all_layers_are_made_once():
+    layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def decode(x, places):
+        for layer in layers:
+            hidden = torch.where(torch.arange(5) > places, -torch.inf, 0.0)
+            x = layer(x) + torch.softmax(x @ x.t() + hidden, -1) @ x
+        return x, places + 1, places + 1
+
+    run, regions = compiled(decode)
+    x, places = torch.randn(5, 16), torch.tensor([2])
+    with torch.no_grad():
+        got = run(x, places)
+        for one, expected in zip(got, decode(x, places), strict=True):
+            torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-4)
+        assert got[1].data_ptr() != got[2].data_ptr()  # results keep memory of their own
+    calls = [str(node.target) for one in regions for node in one.module.graph.nodes]
+    assert calls.count("aten.where.self") == calls.count("aten.gt.Tensor") == 1
+
+
+def test_a_place_outside_of_the_cache_is_an_error_and_changes_nothing():
+    linear = nn.Linear(16, 16)
+
+    def step(x, cache, place):
+        cache.index_copy_(0, place, linear(x))
+        return x @ cache.t()
+
+    run, regions = compiled(step)
+    cache = torch.zeros(5, 16)
+    with torch.no_grad():
+        run(torch.randn(1, 16), cache, torch.tensor([1]))
+        before = cache.clone()
+        with pytest.raises(IndexError, match="out of"):
+            run(torch.randn(1, 16), cache, torch.tensor([5]))
+    assert plans(regions) == 1
+    assert torch.equal(cache, before)
+
+
 def test_pieces_that_are_not_faster_run_as_they_were_captured(monkeypatch):
     monkeypatch.setattr(region, "compare", lambda ours, theirs: (False, (2.0, 1.0)))
     linear = nn.Linear(16, 16)

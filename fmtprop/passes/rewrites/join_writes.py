@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from fmtprop.ir import Graph, Node, Value
+from fmtprop.ir import Graph, Into, Node, Value, opdef
 from fmtprop.ops import Concat, HostCall, Reshape
 from fmtprop.ops.building import is_native
 from fmtprop.passes.base import NodePass
@@ -21,7 +21,7 @@ class JoinWrites(NodePass):
     """Replace writes into parts of a tensor, one after the other, by one ``concat`` of the final parts.
 
     A loop that fills a tensor (``out[:, t] = …``) is exported as a copy of the whole tensor for each turn. Parts
-    without a write are slices of the original tensor.
+    without a write are slices of the original tensor. Writes into the caller's tensor change it in place.
 
     Requires a graph without dead nodes. Ensures that no write of a floating-point tensor along one axis, without a
     step, is left.
@@ -29,7 +29,7 @@ class JoinWrites(NodePass):
 
     def _visit(self, graph: Graph, node: Node) -> None:
         write = _write(graph, node)
-        if write is not None and not _is_written_over(graph, write):
+        if write is not None and not _is_written_over(graph, write) and not _is_new_content(graph, write):
             _join(graph, write)
 
 
@@ -74,6 +74,19 @@ def _is_written_over(graph: Graph, write: _Write) -> bool:
     reader = only_reader(graph, Value(write.node.name))
     after = _write(graph, reader) if reader is not None else None
     return after is not None and after.whole == Value(write.node.name) and after.axis == write.axis
+
+
+def _is_new_content(graph: Graph, write: _Write) -> bool:
+    """Return whether a write is the last one into the caller's tensor, or others of any kind follow it."""
+    values = [Value(write.node.name)]
+    for value in values:  # the list grows during the loop
+        for name, operand in graph.reading(value):
+            node = graph.node(name)
+            if isinstance(node.attrs, Into):
+                return True
+            if not node.is_boundary and opdef(node.op).changed(node.attrs) == operand:
+                values.append(Value(name))
+    return False
 
 
 def _join(graph: Graph, last: _Write) -> None:
