@@ -360,12 +360,17 @@ class Graph:
 
     def remove_dead(self) -> int:
         """Remove every node that no output depends on, except inputs; return their number."""
-        outputs = [node.name for node in self.output_nodes]
-        alive = {*outputs, *self.ancestors(*outputs)}
-        dead = [name for name, node in self.entries() if name not in alive and node.op != "input"]
-        for node in reversed(self.nodes(dead) if dead else []):
-            self.remove(node.name)
-        return len(dead)
+        unread = [name for name, readers in self._graph.succ.items() if not readers]
+        dead = 0
+        while unread:
+            name = unread.pop()
+            if self._graph.nodes[name]["node"].op in ("input", "output"):
+                continue
+            sources = list(self._graph.pred[name])
+            self.remove(name)
+            unread += [source for source in sources if not self._graph.succ[source]]
+            dead += 1
+        return dead
 
     def forward_names(self) -> set[str]:
         """Return the names of the nodes of the first entry point: its inputs, and those that its outputs need.

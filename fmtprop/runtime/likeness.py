@@ -7,6 +7,7 @@ another shape runs the kernels that were checked for the first one, with other c
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import lru_cache
 from math import gcd
 
@@ -59,7 +60,8 @@ def _likeness_of_desc(desc: MemoryDesc) -> object:
 def likeness_in_model(node: Node) -> tuple[object, ...]:
     """Return the properties that a node shares with the same node for another shape of a model's inputs.
 
-    Its code depends on formats, attributes and weights; lengths are told apart where there may be other code for them.
+    Its code depends on formats, attributes and weights; lengths are told apart where other code may run for them: a
+    vector's tail is computed by the same instructions, however long it is.
     A kernel of our own that is assembled for a length has an identity of its own.
     """
     choice = candidate_of(node)
@@ -71,18 +73,26 @@ def likeness_in_model(node: Node) -> tuple[object, ...]:
     )
     identity = repr(sorted(choice.handle.identity.items()))
     results = tuple(map(_lengths_of_desc, node.descs))
-    return node.op, node.attrs, tail, choice.target, choice.impl, identity, operands, results
+    return node.op, _attrs_without_sizes(node), tail, choice.target, choice.impl, identity, operands, results
+
+
+def _attrs_without_sizes(node: Node) -> tuple[object, ...]:
+    """Return the attributes of a node, without those that are sizes of its result."""
+    dims = node.results[0].dims
+    values = [getattr(node.attrs, one.name) for one in fields(node.attrs)]
+    is_size = (isinstance(value, tuple) and value != () and value == dims[-len(value) :] for value in values)
+    return tuple(None if size else value for size, value in zip(is_size, values, strict=True))
 
 
 @lru_cache(maxsize=4096)
 def _lengths_of_desc(desc: MemoryDesc) -> object:
-    """Return a format, and its sizes: along vectors their tail, along other axes whether there are 0, 1 or more."""
+    """Return a format, and its sizes: along vectors whether they have a tail, along other axes 0, 1 or more."""
     if desc.kind is not FormatKind.BLOCKED or desc.has_broadcast or not desc.ndim:
         return persistent_text(desc)
     order = sorted(range(desc.ndim), key=lambda axis: (desc.strides[axis], axis))
     vectors = {1, *([block.axis for block in desc.inner_blocks] or order[:1])}
     lengths = tuple(
-        (size % _VECTOR, size >= _VECTOR) if axis in vectors else min(size, 2)
+        (size % _VECTOR > 0, size >= _VECTOR) if axis in vectors else min(size, 2)
         for axis, size in enumerate(desc.dims)
         if axis or desc.ndim <= 2  # the rows of a matrix are no batch
     )
