@@ -20,6 +20,9 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.plan import Plan
 from fmtprop.targets.mkldnn import in_format
 
+#: kinds of calls, with some inputs made in inference mode, that are checked at once
+_MOST_MIXED = 4
+
 #: limit of steps of the exact overlap test; beyond it, tensors count as overlapping
 OVERLAP_STEPS = 100_000
 
@@ -132,12 +135,14 @@ class Endpoint:
 class Boundary:
     """All inputs and outputs of a plan, in order."""
 
-    __slots__ = ("_checks", "inputs", "model", "outputs")
+    __slots__ = ("_checks", "_mixed", "inputs", "model", "outputs")
 
     def __init__(self, model: str, inputs: Sequence[Endpoint], outputs: Sequence[Endpoint]) -> None:
         self.model, self.inputs, self.outputs = model, tuple(inputs), tuple(outputs)
         #: checks of all inputs at once, outside of inference mode and in it
         self._checks = _checks(self.inputs, False), _checks(self.inputs, True)
+        #: which inputs of calls in that mode were made in it, where some but not all were: a cache and new tokens
+        self._mixed: set[tuple[bool, ...]] = set()
 
     @classmethod
     def of(cls, plan: Plan) -> Boundary:
@@ -161,6 +166,11 @@ class Boundary:
         read = []
         for one, tensor in zip(self.inputs, inputs, strict=True):
             read.append(one.read(tensor))  # under torch.compile, each frame takes a fifth of a us
+        if _is_inference() and self._checks[True] and len(self._mixed) < _MOST_MIXED:
+            made = tuple(tensor.is_inference() for tensor in read)
+            if made not in self._mixed and len({*made}) > 1:
+                self._mixed.add(made)
+                self._checks[True].append(_check(self.inputs, made, is_inference=True))
         return read
 
     def _fit_at_once(self, inputs: Sequence[object]) -> bool:
@@ -202,15 +212,23 @@ def _checks(inputs: Sequence[Endpoint], is_inference: bool) -> list[Callable[...
     """
     if not inputs or not all(one.desc.is_plain for one in inputs) or _recorder():
         return []
-    found = []
-    for is_made_in_mode in (False, True)[: 1 + is_inference]:
+    kinds = (False, True)[: 1 + is_inference]
+    return [_check(inputs, [made] * len(inputs), is_inference=is_inference) for made in kinds]
+
+
+def _check(inputs: Sequence[Endpoint], made_in_mode: Sequence[bool], *, is_inference: bool) -> Callable[..., bool]:
+    """Return one such function, for tensors of which some were made in inference mode."""
+    likes = []
+    for one, is_made_in_mode in zip(inputs, made_in_mode, strict=True):
         with torch.inference_mode(is_made_in_mode):
-            likes = [torch.empty(0, dtype=one.dtype, device="cpu") for one in inputs]
-        with torch.inference_mode(is_inference):
-            sizes: Any = [list(one.dims) for one in inputs]  # PyTorch's stubs know one tensor
-            strides: Any = [list(one.strides) for one in inputs]
-            found.append(guards.TensorGuards(*likes, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check)
-    return found
+            likes.append(torch.empty(0, dtype=one.dtype, device="cpu"))
+    with torch.inference_mode(is_inference):
+        sizes: Any = [list(one.dims) for one in inputs]  # PyTorch's stubs know one tensor
+        strides: Any = [list(one.strides) for one in inputs]
+        check: Callable[..., bool] = guards.TensorGuards(
+            *likes, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+        ).check
+    return check
 
 
 def write_out(target: torch.Tensor, result: torch.Tensor) -> None:

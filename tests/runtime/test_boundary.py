@@ -12,7 +12,7 @@ import fmtprop as fp
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.agreement import relative_error
-from fmtprop.runtime.boundary import Boundary
+from fmtprop.runtime.boundary import Boundary, Endpoint
 from fmtprop.runtime.context import Context
 from fmtprop.runtime.plan import Home
 
@@ -312,6 +312,16 @@ def test_inputs_of_any_mode_are_read_where_they_are(two, is_inference):
         for given in ([x, z], made_there, [x, made_there[1]]):
             assert all(a is b for a, b in zip(boundary.read(given), given, strict=True))
             assert right(two, net(*given))
+
+
+def test_a_cache_and_tokens_of_inference_mode_are_checked_at_once_from_the_second_call_on(two, monkeypatch):
+    _, net, x, z = two
+    boundary = Boundary.of(net.plan)
+    with torch.inference_mode():
+        given = [x, z.clone()]
+        boundary.read(given)
+        monkeypatch.setattr(Endpoint, "read", lambda *_: pytest.fail("a tensor was checked by itself"))
+        assert boundary.read(given) is given
 
 
 def test_one_tensor_may_be_two_inputs():
