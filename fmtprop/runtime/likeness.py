@@ -60,8 +60,7 @@ def _likeness_of_desc(desc: MemoryDesc) -> object:
 def likeness_in_model(node: Node) -> tuple[object, ...]:
     """Return the properties that a node shares with the same node for another shape of a model's inputs.
 
-    Its code depends on formats, attributes and weights; lengths are told apart where other code may run for them: a
-    vector's tail is computed by the same instructions, however long it is.
+    Its code depends on formats, attributes and weights; lengths are told apart where other code may run for them.
     A kernel of our own that is assembled for a length has an identity of its own.
     """
     choice = candidate_of(node)
@@ -84,15 +83,20 @@ def _attrs_without_sizes(node: Node) -> tuple[object, ...]:
     return tuple(None if size else value for size, value in zip(is_size, values, strict=True))
 
 
+def _tail(size: int) -> tuple[bool, ...]:
+    """Return what other code may compute: whole vectors, half a vector, less, and one of a pair of bf16 numbers."""
+    return size >= _VECTOR, size % _VECTOR >= _VECTOR // 2, size % (_VECTOR // 2) > 0, size % 2 > 0
+
+
 @lru_cache(maxsize=4096)
 def _lengths_of_desc(desc: MemoryDesc) -> object:
-    """Return a format, and its sizes: along vectors whether they have a tail, along other axes 0, 1 or more."""
+    """Return a format, and its sizes: along vectors what is left of them, along other axes 0, 1 or more."""
     if desc.kind is not FormatKind.BLOCKED or desc.has_broadcast or not desc.ndim:
         return persistent_text(desc)
     order = sorted(range(desc.ndim), key=lambda axis: (desc.strides[axis], axis))
     vectors = {1, *([block.axis for block in desc.inner_blocks] or order[:1])}
     lengths = tuple(
-        (size % _VECTOR > 0, size >= _VECTOR) if axis in vectors else min(size, 2)
+        _tail(size) if axis in vectors else min(size, 2)
         for axis, size in enumerate(desc.dims)
         if axis or desc.ndim <= 2  # the rows of a matrix are no batch
     )
