@@ -70,11 +70,11 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | Non
     """
     grid = node.grids.get(name)
     if grid is not None and not desc.dtype.is_floating:
-        found = _bytes(node, name, desc.dims, grid)
+        found = _bytes(node, name, desc, grid)
         return found if dtype is None or dtype is desc.dtype else to_reals(found, grid)
     if "dst" in node.grids and opdef(node.op).bytes(node.attrs) is Bytes.CONVERTED:
         grid = node.grids["dst"]  # none in the middle between two numbers of the grid
-        return to_reals(_bytes(node, name, desc.dims, grid), grid) + _NOT_IN_THE_MIDDLE * grid.scale
+        return to_reals(_bytes(node, name, desc, grid), grid) + _NOT_IN_THE_MIDDLE * grid.scale
     one = port(node, name)
     op, attrs = (node.op, node.attrs) if one.post_op is None else (one.post_op.op, one.post_op.attrs)
     # whole numbers may be divisors
@@ -82,15 +82,12 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | Non
     # a result near zero would lose its digits in a root or a logarithm that follows
     steep = any(post_op.op == "eltwise" and opdef("eltwise").positive(post_op.attrs) for post_op in node.post_ops)
     positive = host or (steep and one.post_op is None) or one.declared.name in opdef(op).positive(attrs)
-    single = desc.dims
-    if desc.has_broadcast:  # along such an axis all elements share one position, thus one number
-        single = tuple(1 if stride == 0 else size for size, stride in zip(desc.dims, desc.strides, strict=True))
     wanted = dtype or desc.dtype
     # multiples of 1/4 are exact in every floating-point type, integers in all types
     direct = wanted.is_floating == desc.dtype.is_floating
     low, high = (0, 2) if desc.dtype is DataType.BOOLEAN else (1 if positive else -8, 9)
     pool = _pool(low, high, wanted if direct else desc.dtype)
-    numbers = _drawn(f"{node.op}/{name}/{desc.dims}", pool, single).expand(desc.dims)
+    numbers = _drawn(f"{node.op}/{name}/{desc.dims}", pool, desc)
     factor = opdef(op).factor(one.declared.name, desc.dims)
     numbers = numbers if factor == 1.0 else numbers * factor
     roundings = [post_op.attrs for post_op in node.post_ops if isinstance(post_op.attrs, FakeQuantize)]
@@ -101,18 +98,21 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | Non
     return numbers if direct else numbers.to(torch_dtype(wanted))
 
 
-def _bytes(node: Node, name: str, dims: tuple[int, ...], grid: Grid) -> torch.Tensor:
+def _bytes(node: Node, name: str, desc: MemoryDesc, grid: Grid) -> torch.Tensor:
     """Return bytes that stand for numbers of a grid, from its whole range."""
     pool = _pool(grid.low + grid.zero, grid.high + grid.zero + 1, grid.stored)
-    return _drawn(f"{node.op}/{name}/{dims}", pool, dims)
+    return _drawn(f"{node.op}/{name}/{desc.dims}", pool, desc)
 
 
-def _drawn(seed: str, pool: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+def _drawn(seed: str, pool: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
     """Return numbers of a pool, from a place that depends on the seed."""
+    dims = desc.dims
+    if desc.has_broadcast:  # along such an axis all elements share one position, thus one number
+        dims = tuple(1 if stride == 0 else size for size, stride in zip(dims, desc.strides, strict=True))
     start, count = zlib.crc32(seed.encode()) % pool.numel(), math.prod(dims)
     rounds = -(-(start + count) // pool.numel())
     pool = pool.repeat(rounds) if rounds > 1 else pool
-    return pool[start : start + count].clone().reshape(dims)
+    return pool[start : start + count].clone().reshape(dims).expand(desc.dims)
 
 
 @cache
