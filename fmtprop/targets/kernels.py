@@ -250,9 +250,11 @@ def _global_pooling(alg: str, request: Request) -> Iterator[_Way]:
 def _average_of_bytes(node: Node, attrs: Pooling, request: Request) -> Iterator[_Way]:
     """Yield the kernel for averages of channels, of bytes or with a rounding behind it."""
     src, rounding = request["src"], _rounding(node, [post_op.attrs for post_op in node.post_ops])
+    if attrs.alg == "max" or (src.dtype in _BYTES and "src" not in node.grids):
+        return  # whole numbers that stand for no others have a maximum, but no average
     grid = node.grids["src"] if src.dtype in _BYTES else None
     result = _as_asked(request["dst"], channels_last(plain(request["dst"])))
-    if attrs.alg == "max" or not _is_global(attrs, src) or result is None or (node.post_ops and rounding is None):
+    if not _is_global(attrs, src) or result is None or (node.post_ops and rounding is None):
         return
     if src.at_start() != channels_last(plain(src)) or not {src.dtype, result.dtype} <= {DataType.F32, *_BYTES}:
         return

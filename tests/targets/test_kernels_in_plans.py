@@ -59,6 +59,11 @@ def test_each_is_offered_and_passes_the_plans_own_check(op, attrs, types, dtype)
     assert "kernel" in node.choice.handle.repro
 
 
+def test_whole_numbers_that_are_no_codes_have_a_maximum():
+    """ONNX's test_maxpool_2d_uint8 ended in a KeyError: bytes without a grid have no average, and were asked for it."""
+    assert offered("pooling", Pooling.make("max", (2, 2)), typed("u8", src=IMAGE)) == []
+
+
 def test_figures_are_kept_by_the_code_that_they_are_of():
     node = node_of("pooling", AVERAGE, typed(src=IMAGE))
     asked = request(node, {"src": channels_last(MemoryDesc(IMAGE))})
