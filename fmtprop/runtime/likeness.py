@@ -72,15 +72,14 @@ def likeness_in_model(node: Node) -> tuple[object, ...]:
     )
     identity = repr(sorted(choice.handle.identity.items()))
     results = tuple(map(_lengths_of_desc, node.descs))
-    return node.op, _attrs_without_sizes(node), tail, choice.target, choice.impl, identity, operands, results
+    return node.op, _attrs_without_size(node), tail, choice.target, choice.impl, identity, operands, results
 
 
-def _attrs_without_sizes(node: Node) -> tuple[object, ...]:
-    """Return the attributes of a node, without those that are sizes of its result."""
-    dims = node.results[0].dims
-    values = [getattr(node.attrs, one.name) for one in fields(node.attrs)]
-    is_size = (isinstance(value, tuple) and value != () and value == dims[-len(value) :] for value in values)
-    return tuple(None if size else value for size, value in zip(is_size, values, strict=True))
+def _attrs_without_size(node: Node) -> tuple[object, ...]:
+    """Return the attributes of a node, without the size of its result that a resampling has among them."""
+    return tuple(
+        getattr(node.attrs, one.name) for one in fields(node.attrs) if node.op != "resampling" or one.name != "size"
+    )
 
 
 def _tail(size: int) -> tuple[bool, ...]:
