@@ -1,33 +1,38 @@
 """The kernel of attention of few queries, as in a decoder's step: it reads keys and values once, in memory order.
 
-A task is a query of one head. Its scores stay in the thread's stack. Keys and values may have two parts: those of
-earlier tokens, wherever the caller has them, and new ones.
+A task is the queries that share keys: those of a head, and of all heads of a group. Keys and values may have two parts:
+those of earlier tokens, wherever the caller has them, and new ones.
 """
 
 from __future__ import annotations
 
-from ctypes import addressof, c_float, c_int64, c_uint64, c_void_p
+from ctypes import addressof, c_float, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from math import inf, prod
+from typing import Final
 
-from fmtprop.jit.arguments import Arguments, FloatVector, filled
+from fmtprop.jit.arguments import Arguments
 from fmtprop.jit.attention import MASKS, Tensor
 from fmtprop.jit.kernel import Kernel, isa, serves, threads_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
-#: most bytes of the stack that a thread uses
-_STACK_NBYTES = 512 << 10
+#: keys that are read between two steps of the softmax: with their values, they fit into a first cache
+BLOCK: Final = 64
 
-#: most numbers of a row
-_LONGEST_ROW = 512
+#: bytes in front of the queries' numbers in the frame: addresses, and those of a vector of keys
+FRAME_NBYTES: Final = 192
+
+#: most queries of a task, and most numbers of a row: their numbers are in the thread's stack
+_MOST_QUERIES, _LONGEST_ROW = 64, 512
+
+#: most queries of a task whose products take less time than reading keys and values from memory (Zen 4)
+_READ_FOR = 4
 
 #: the largest number, and the smallest one of full precision
 _LARGEST, _SMALLEST = (2 - 2.0**-23) * 2.0**127, 2.0**-126
-
-#: bytes in front of a query and its scores in the frame
-FRAME_NBYTES = 64
 
 
 class AttentionRowsArguments(Arguments):
@@ -36,13 +41,26 @@ class AttentionRowsArguments(Arguments):
     _fields_ = (
         *((name, c_void_p) for name in ("src", "past_key", "past_value", "key", "value", "mask_0", "mask_1", "dst")),
         *((name, c_void_p) for name in ("offsets", "numbers")),
-        *((name, c_uint64) for name in ("tasks", "entry", "frame", "past_keys", "keys", "vectors", "rest", "padded")),
+        *((name, c_uint64) for name in ("tasks", "entry", "frame", "past_keys", "keys")),
         *((name, c_uint64) for name in ("past_key_row", "past_value_row", "key_row", "value_row")),
-        ("scale", c_float),
-        ("floor", c_float),
-        ("lowest", FloatVector),
-        ("least", FloatVector),
+        *((name, c_float) for name in ("scale", "floor", "least", "one")),
+        ("limits", c_float * 32),
+        ("existing", c_int32 * 32),
     )
+
+
+@dataclass(frozen=True)
+class AttentionRowsShape:
+    """What the code of attention of few queries depends on."""
+
+    #: queries of a task; numbers of a query and of a value
+    queries: int
+    depth: int
+    width: int
+    #: the tensors that all queries of a task share, and those with a row of each query, in the order of an entry
+    shared: tuple[str, ...]
+    own: tuple[str, ...]
+    bf16: bool
 
 
 @dataclass(frozen=True)
@@ -67,9 +85,26 @@ class AttentionRowsKernel(StandaloneKernel):
     blanks: bool = False
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the tensors, in the order of the table of offsets."""
-        return tuple(name for name, _ in self.tensors)
+    def moves_freely(self) -> bool:  # type: ignore[override]  # the same, computed
+        """Whether reading the keys and values, once for all queries of a task, takes all the time."""
+        return self.queries <= _READ_FOR
+
+    @property
+    def queries(self) -> int:
+        """Queries of a task."""
+        return prod(self.batch[self._outer :])
+
+    @cached_property
+    def _outer(self) -> int:
+        """Number of batch axes in front of those along which keys and values are repeated, as many as a task has."""
+        steps = zip(*[one.batch for name, one in self.tensors if name.endswith(("key", "value"))], strict=True)
+        outer = max((axis + 1 for axis, own in enumerate(steps) if any(own)), default=0)
+        return next(first for first in range(outer, len(self.batch) + 1) if prod(self.batch[first:]) <= _MOST_QUERIES)
+
+    @cached_property
+    def _own(self) -> tuple[str, ...]:
+        """The names of tensors with a row of each query, not one of each task."""
+        return tuple(name for name, one in self.tensors if name in ("src", "dst") or any(one.batch[self._outer :]))
 
     @property
     def is_offered(self) -> bool:
@@ -79,41 +114,47 @@ class AttentionRowsKernel(StandaloneKernel):
             return False
         if self.depth % lanes or self.width % lanes or longest > _LONGEST_ROW:
             return False
-        masks = sum(name.startswith("mask") for name in self.names)
-        return masks <= MASKS and _frame_nbytes(self.depth, sum(self.keys), lanes) <= _STACK_NBYTES
+        return sum(name.startswith("mask") for name, _ in self.tensors) <= MASKS
 
     def assembled(self) -> Kernel:
         """Return the code; problems that differ only in batch, keys and places share it."""
-        sizes, bf16 = (self.depth, self.width, self.names), self.dtype is DataType.BF16
-        return assembled("attention_rows_program", "attention_rows", isa(), *sizes, bf16=bf16)
+        own, bf16 = self._own, self.dtype is DataType.BF16
+        shared = tuple(name for name, _ in self.tensors if name not in own)
+        shape = AttentionRowsShape(self.queries, self.depth, self.width, shared, own, bf16)
+        return assembled("attention_rows_program", "attention_rows", isa(), shape)
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
-        items = list(product(*map(range, self.batch)))
-        starts = [sum(map(int.__mul__, t.batch, item)) for item in items for _, t in self.tensors]
-        offsets, total, lanes = (c_int64 * len(starts))(*starts), sum(self.keys), isa().lanes
-        rows = {f"{name}_row": t.row for name, t in self.tensors if name.endswith(("key", "value"))}
+        own, queries, lanes = self._own, self.queries, isa().lanes
+        places = dict(self.tensors)
+        tasks = [range(size) for size in self.batch[: self._outer]], [range(size) for size in self.batch[self._outer :]]
+        starts = list[int]()
+        for task in product(*tasks[0]):
+            starts += [_start(one, task) for name, one in self.tensors if name not in own]
+            starts += [_start(places[name], (*task, *query)) for query in product(*tasks[1]) for name in own]
+        offsets = (c_int64 * len(starts))(*starts)
+        frame = 4 * queries * (2 + lanes + self.depth + self.width + BLOCK)
+        rows = {f"{name}_row": one.row for name, one in self.tensors if name.endswith(("key", "value"))}
         arguments = AttentionRowsArguments(
             offsets=addressof(offsets),
             numbers=addressof(self.kernel.rows),
-            tasks=len(items),
-            entry=8 * len(self.tensors),
-            frame=_frame_nbytes(self.depth, total, lanes),
+            tasks=prod(self.batch) // queries,
+            entry=8 * (len(self.tensors) - len(own) + queries * len(own)),
+            frame=FRAME_NBYTES + frame + 64,
             past_keys=self.keys[0],
             keys=self.keys[1],
-            vectors=total // lanes,
-            rest=total % lanes,
-            padded=-(-total // lanes),
             scale=self.scale,
             floor=_SMALLEST if self.blanks else 0.0,
-            lowest=filled(-inf),
-            least=filled(-_LARGEST if self.blanks else -inf),
+            least=-_LARGEST,
+            one=1.0,
+            limits=(c_float * 32)(*(inf,) * lanes, *(-inf,) * lanes),
+            existing=(c_int32 * 32)(*(-1,) * lanes),
             **rows,
         )
-        nbytes = self.dtype.nbytes * prod(self.batch) * total * (self.depth + self.width)
+        nbytes = self.dtype.nbytes * prod(self.batch) * sum(self.keys) * (self.depth + self.width)
         return StandaloneWork(self.kernel, arguments, threads_for(nbytes, threads), offsets)
 
 
-def _frame_nbytes(depth: int, keys: int, lanes: int) -> int:
-    """Return the bytes of a query, of its scores with a vector after the last, and of the alignment."""
-    return FRAME_NBYTES + 4 * (depth + keys + 2 * lanes) + 64
+def _start(tensor: Tensor, item: tuple[int, ...]) -> int:
+    """Return the bytes to an item of a tensor."""
+    return sum(step * index for step, index in zip(tensor.batch, item, strict=False))

@@ -1,207 +1,412 @@
-"""The program of attention of few queries: the instructions for a thread's share of the queries."""
+"""The program of attention of few queries: the instructions for a thread's share of the tasks.
+
+A task is the queries that share keys. It reads a block of keys, then of values, once for all of them. The softmax is
+online: where a block has a larger score, the sums before it are made smaller (Milakov and Gimelshein, "Online
+normalizer calculation for softmax", 2018).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from typing import Final
 
-from iced_x86 import Register
+from iced_x86 import MemoryOperand, Register
 
 from fmtprop.jit.assembler import at
-from fmtprop.jit.attention_rows import FRAME_NBYTES, AttentionRowsArguments
+from fmtprop.jit.attention_rows import BLOCK, FRAME_NBYTES, AttentionRowsArguments, AttentionRowsShape
 from fmtprop.jit.functions import exp_of_negative
 from fmtprop.jit.isa import Isa
-from fmtprop.jit.program import Program, with_table
+from fmtprop.jit.program import THREAD, THREADS, Program, with_table
 
-#: the thread's current query, and the one after its last; the query's entry in the table of offsets
-_ITEM, _END, _ENTRY = Register.R8, Register.R9, Register.R10
+#: the thread's current task, and its entry in the table of offsets
+_ITEM, _ENTRY = Register.R8, Register.R10
 
-_ROW, _PLACE, _LEFT, _FRAME = Register.RSI, Register.RDI, Register.RCX, Register.RSP
+#: the block's keys and values, and the keys of a part that are left: nothing asks for threads any more
+_KEY, _VALUE, _LEFT = Register.R11, THREADS, THREAD
+
+#: queries that are left; the entry of a query, or what a loop counts; pointers
+_QUERIES_LEFT, _COUNT, _A, _B, _C, _D = (
+    *(Register.R9, Register.RCX, Register.RAX),
+    *(Register.RSI, Register.RDI, Register.RDX),
+)
 
 #: where functions expect their constants
 _TABLE = Register.RDX
 
-#: places in the frame: the caller's stack, a number, and the query
-_STACK, _NUMBER, _QUERY = 0, 8, FRAME_NBYTES
+_FRAME = Register.RSP
 
-#: sums of a score side by side, and vectors of a value that are summed at a time
-_CHAINS, _COLUMNS = 4, 8
+#: places in the frame: the caller's stack, the task after the last, the keys of the block, those before it, those of it
+#: that have scores, one number; then the addresses of a vector of keys
+_STACK, _END, _KEYS, _BEFORE, _SCORED, _NUMBER, _ADDRESSES = *range(0, 48, 8), 64
 
 #: bytes between a load and its prefetch to the second cache, as in :mod:`fmtprop.jit.gemv_program`
-_AHEAD_NBYTES = 4096
+_AHEAD_NBYTES: Final = 4096
+
+#: bytes of a line of a cache
+_LINE_NBYTES: Final = 64
+
+#: positions of a vector that have a key, and lanes of the last pairs of bf16 numbers, if these are half a vector
+_EXISTING, _HALF = Register.K1, Register.K2
+
+#: most queries with sums in registers, with AVX-512 and with AVX2
+_SIDE_BY_SIDE: Final = {32: 12, 16: 4}
 
 
-def attention_rows(isa: Isa, depth: int, width: int, names: tuple[str, ...], *, bf16: bool) -> tuple[bytes, bytes]:
-    """Return the program, and the table of constants that it reads.
-
-    `names`: the tensors, in the order of the table of offsets.
-    """
-    return with_table(partial(_assembled, isa, depth, width, names, bf16=bf16))
+def attention_rows(isa: Isa, shape: AttentionRowsShape) -> tuple[bytes, bytes]:
+    """Return the program, and the table of constants that it reads."""
+    return with_table(partial(_assembled, isa, shape))
 
 
-def _assembled(
-    isa: Isa, depth: int, width: int, names: tuple[str, ...], numbers: tuple[bytes, ...], *, bf16: bool
-) -> Program:
-    p = _AttentionRows(isa, AttentionRowsArguments, bf16=bf16)
-    p.names, p.query_vectors, p.value_vectors = names, depth // isa.lanes, width // isa.lanes
-    p.share(_ITEM, _END, "tasks")
+def _assembled(isa: Isa, shape: AttentionRowsShape, numbers: tuple[bytes, ...]) -> Program:
+    p = _AttentionRows(isa, shape, numbers)
+    p.share(_ITEM, _KEY, "tasks")
     p.enter()
-    p.point(_ENTRY, "offsets", _ITEM, "entry")
-    with p.until(_ITEM, _END):
-        p.query()
-        p.scores()
-        p.masks()
-        p.exponentials(numbers)
-        p.results()
+    with p.until(_ITEM, at(_FRAME, _END)):
+        p.begin()
+        for name in ("past_", ""):
+            if f"{name}key" in shape.shared:
+                p.part(name)
+        p.finish()
         p.add(_ENTRY, p.argument("entry"))
     p.move(_FRAME, at(_FRAME, _STACK))
     return p
 
 
 class _AttentionRows(Program):
-    names: tuple[str, ...]
-    query_vectors: int
-    value_vectors: int
+    def __init__(self, isa: Isa, shape: AttentionRowsShape, numbers: tuple[bytes, ...]) -> None:
+        super().__init__(isa, AttentionRowsArguments, bf16=shape.bf16)
+        self.shape, self._constants = shape, numbers
+        #: the instruction that adds products: of one number of each lane, or of a pair
+        self._multiply = "VDPBF16PS" if shape.bf16 else "VFMADD231PS"
+        # bytes of a query, of a result and of a row of scores, then where they begin in the frame
+        self._query, self._result, self._score = shape.depth * self.number_nbytes, 4 * shape.width, 4 * BLOCK
+        self._most = FRAME_NBYTES
+        self._factors = self._most + 4 * shape.queries
+        self._sums = self._factors + 4 * shape.queries
+        self._queries = self._sums + shape.queries * isa.nbytes
+        self._results = self._queries + shape.queries * self._query
+        self._scores = self._results + shape.queries * self._result
 
-    @property
-    def first_score(self) -> int:
-        """The place of the scores in the frame."""
-        return _QUERY + self.query_vectors * self.isa.nbytes
+    # ------------------------------------------------------------------ tasks
 
     def enter(self) -> None:
-        """Make room on the stack for a query and its scores."""
-        self.move(_ROW, _FRAME)
+        """Make room on the stack."""
+        self.move(_A, _FRAME)
         self.emit("SUB_R64_RM64", _FRAME, self.argument("frame"))
         self.immediate("AND_RM64_IMM8", _FRAME, -64)
-        self.emit("MOV_RM64_R64", at(_FRAME, _STACK), _ROW)
+        self._keep(_STACK, _A)
+        self._keep(_END, _KEY)
+        self.point(_ENTRY, "offsets", _ITEM, "entry")
+        if self._query % self.isa.nbytes:
+            self.immediate("MOV_R32_IMM32", Register.EAX, (1 << self.isa.lanes // 2) - 1)
+            self.emit("VEX_KMOVW_KR_R32", _HALF, Register.EAX)
 
-    def find(self, pointer: int, name: str) -> None:
-        """Point to the query's part of a tensor."""
+    def begin(self) -> None:
+        """Copy the queries, and clear what is known of them."""
+        x, zero = self.register(0), self.register(1)
+        self.zero(zero)
+        self._clear(_BEFORE)
+        with self._each_query((_C, self._queries, self._query), by_entry=True):
+            self._find(_B, "src", _COUNT)
+            for place, mask in self._vectors_of(self._query):
+                self.v("VMOVUPS", x, at(_B, place), mask=mask)
+                self.v("VMOVUPS <", at(_C, place), x, mask=mask, merge=mask is not None)
+        sums, most = (_A, self._sums, self.isa.nbytes), (_B, self._most, 4)
+        with self._each_query(sums, most, (_C, self._results, self._result)):
+            self.emit("MOV_R32_RM32", Register.EDX, self.argument("least"))
+            self.emit("MOV_RM32_R32", at(_B), Register.EDX)
+            self.v("VMOVUPS <", at(_A), zero)
+            for place in range(0, self._result, self.isa.nbytes):
+                self.v("VMOVUPS <", at(_C, place), zero)
+
+    def part(self, name: str) -> None:
+        """Attend to earlier keys, or to new ones, block by block."""
+        self._find(_KEY, f"{name}key")
+        self._find(_VALUE, f"{name}value")
+        self.move(_LEFT, self.argument(f"{name}keys"))
+        block = self._new_label()
+        self.label(block)
+        self.immediate("MOV_R32_IMM32", Register.EAX, BLOCK)
+        self.emit("CMP_R64_RM64", _A, _LEFT)
+        self.emit("CMOVA_R64_RM64", _A, _LEFT)
+        self._keep(_KEYS, _A)
+        self._score_block(f"{name}key_row")
+        self._exponentials()
+        self._results_of_block(f"{name}value_row")
+        self.move(_A, at(_FRAME, _KEYS))
+        self.emit("ADD_RM64_R64", at(_FRAME, _BEFORE), _A)
+        self.emit("SUB_R64_RM64", _LEFT, _A)
+        self.branch("JNE_REL32_64", block)
+
+    def finish(self) -> None:
+        """Divide the results by the sums of the weights."""
+        x, inverse = self.register(0), self.register(1)
+        with self._each_query((_A, self._sums, self.isa.nbytes), (_C, self._results, self._result), by_entry=True):
+            self._find(_B, "dst", _COUNT)
+            self.v("VMOVUPS", x, at(_A))
+            self.across([x])
+            self.emit("VEX_VMOVSS_XMM_M32", Register.XMM1, self.argument("floor"))
+            self.emit("VEX_VMAXSS_XMM_XMM_XMMM32", Register.XMM0, Register.XMM1, Register.XMM0)  # of NaN, the second
+            self.emit("VEX_VMOVSS_XMM_M32", Register.XMM1, self.argument("one"))
+            self.emit("VEX_VDIVSS_XMM_XMM_XMMM32", Register.XMM1, Register.XMM1, Register.XMM0)
+            self.emit("VEX_VMOVSS_M32_XMM", at(_FRAME, _NUMBER), Register.XMM1)
+            self.v("VBROADCASTSS", inverse, at(_FRAME, _NUMBER))
+            for vector in range(self._result // self.isa.nbytes):
+                self.v("VMULPS", x, inverse, at(_C, vector * self.isa.nbytes))
+                self.store(at(_B, vector * self.vector_nbytes), x)
+
+    def _keep(self, place: int, register: int) -> None:
+        self.emit("MOV_RM64_R64", at(_FRAME, place), register)
+
+    def _clear(self, place: int) -> None:
+        self.emit("XOR_R32_RM32", Register.EAX, Register.EAX)
+        self._keep(place, _A)
+
+    def _find(self, pointer: int, name: str, entry: int = _ENTRY) -> None:
+        """Point to the task's part of a tensor, or to a query's."""
+        names = self.shape.own if name in self.shape.own else self.shape.shared
         self.move(pointer, self.argument(name))
-        self.add(pointer, at(_ENTRY, 8 * self.names.index(name)))
+        self.add(pointer, at(entry, 8 * names.index(name)))
 
-    def parts(self, kind: str) -> Sequence[tuple[str, str]]:
-        """Return the tensors of keys or of values, and the arguments with their numbers of rows."""
-        both = ((f"past_{kind}", "past_keys"), (kind, "keys"))
-        return [(name, count) for name, count in both if name in self.names]
+    @contextmanager
+    def _each_query(self, *pointers: tuple[int, int, int], by_entry: bool = False) -> Iterator[None]:
+        """Add a loop over the queries.
 
-    def at_scores(self) -> None:
-        """Point to the first score."""
-        self.move(_PLACE, _FRAME)
-        self.advance(self.first_score, _PLACE)
+        `pointers`: a register, the place in the frame where it starts, and the bytes from query to query. `by_entry`:
+        whether one follows the queries' entries, too.
+        """
+        if by_entry:
+            self.emit("LEA_R64_M", _COUNT, at(_ENTRY, 8 * len(self.shape.shared)))
+        for pointer, place, _ in pointers:
+            self.emit("LEA_R64_M", pointer, at(_FRAME, place))
+        self.immediate("MOV_RM64_IMM32", _QUERIES_LEFT, self.shape.queries)
+        with self.repeat(_QUERIES_LEFT, _QUERIES_LEFT):
+            yield
+            for pointer, _, step in pointers:
+                self.advance(step, pointer)
+            if by_entry:
+                self.advance(8 * len(self.shape.own), _COUNT)
 
-    def query(self) -> None:
-        """Copy the query, multiplied by the scale, as f32."""
-        x, scale = self.register(0), self.register(1)
-        self.find(_ROW, "src")
-        self.v("VBROADCASTSS", scale, self.argument("scale"))
-        for vector in range(self.query_vectors):
-            self.load(x, at(_ROW, vector * self.vector_nbytes))
-            self.v("VMULPS", x, x, scale)
-            self.v("VMOVUPS <", at(_FRAME, _QUERY + vector * self.isa.nbytes), x)
+    def _vectors_of(self, nbytes: int) -> list[tuple[int, int | None]]:
+        """Return the places of vectors in a row, and the mask of the last if it is half a vector."""
+        places = range(0, nbytes, self.isa.nbytes)
+        return [(place, None if place + self.isa.nbytes <= nbytes else _HALF) for place in places]
 
-    def scores(self) -> None:
-        """Compute the products of the query and each key; a vector of the lowest numbers follows the last."""
-        count = min(_CHAINS, self.query_vectors)
-        chains, x = [self.register(index) for index in range(count)], self.register(_CHAINS)
-        self.at_scores()
-        for name, keys in self.parts("key"):
-            self.find(_ROW, name)
-            with self.repeat(self.argument(keys), _LEFT):
-                for chain in chains:
-                    self.zero(chain)
-                for vector in range(self.query_vectors):
-                    place = vector * self.vector_nbytes
-                    self.emit("PREFETCHT2_M8", at(_ROW, place + _AHEAD_NBYTES))
-                    self.load(x, at(_ROW, place))
-                    self.v("VFMADD231PS", chains[vector % count], x, at(_FRAME, _QUERY + vector * self.isa.nbytes))
-                self.across(chains)
-                self.emit("VEX_VMOVSS_M32_XMM", at(_PLACE), Register.XMM0)
-                self.advance(4, _PLACE)
-                self.add(_ROW, self.argument(f"{name}_row"))
-        self.v("VMOVUPS", x, self.argument("lowest"))
-        self.v("VMOVUPS <", at(_PLACE), x)
+    def _prefetch(self, pointer: int, places: Sequence[int]) -> None:
+        for place in places:
+            self.emit("PREFETCHT2_M8", at(pointer, place + _AHEAD_NBYTES))
 
-    def masks(self) -> None:
-        """Add the masks to the scores."""
-        x, y = self.register(0), self.register(1)
-        for name in self.names:
-            if not name.startswith("mask"):
-                continue
-            self.find(_ROW, name)
-            self.at_scores()
-            with self.repeat(self.argument("vectors"), _LEFT):
-                self.load(x, at(_ROW))
-                self.v("VADDPS", x, x, at(_PLACE))
-                self.v("VMOVUPS <", at(_PLACE), x)
-                self.advance(self.vector_nbytes, _ROW)
-                self.advance(self.isa.nbytes, _PLACE)
-            with self.repeat(self.argument("rest"), _LEFT):
-                self.load_one(x, at(_ROW))
-                self.v("VBROADCASTSS", y, at(_PLACE))
-                self.v("VADDPS", x, x, y)
-                self.emit("VEX_VMOVSS_M32_XMM", at(_PLACE), Register.XMM0)
-                self.advance(self.number_nbytes, _ROW)
-                self.advance(4, _PLACE)
+    # ------------------------------------------------------------------ scores
 
-    def exponentials(self, numbers: tuple[bytes, ...]) -> None:
-        """Replace the scores by their exponentials, and keep the inverse of their sum."""
-        most = first = self.register(0)
-        self.v("VMOVUPS", most, self.argument("least"))
-        self.at_scores()
-        with self.repeat(self.argument("padded"), _LEFT):
-            self.v("VMAXPS", most, most, at(_PLACE))
-            self.advance(self.isa.nbytes, _PLACE)
-        # the place after the scores is free: it holds the vector, of which each number is compared
-        self.v("VMOVUPS <", at(_PLACE), most)
+    def _score_block(self, step: str) -> None:
+        """Compute the scores of the block's keys, as many as a vector has positions at a time."""
+        self._clear(_SCORED)
+        vector = self._new_label()
+        self.label(vector)
+        self.move(_COUNT, at(_FRAME, _KEYS))
+        self.emit("SUB_R64_RM64", _COUNT, at(_FRAME, _SCORED))
+        self._address_keys(step)
+        self._score_vector()
+        self.move(_A, at(_FRAME, _SCORED))
+        self.advance(self.isa.lanes, _A)
+        self._keep(_SCORED, _A)
+        self.emit("CMP_R64_RM64", _A, at(_FRAME, _KEYS))
+        self.branch("JB_REL32_64", vector)
+        self.add(_KEY, self.argument(step))
+
+    def _address_keys(self, step: str) -> None:
+        """Keep the addresses of a vector of keys, the last again where there are fewer; count them down."""
+        self.move(_A, self.argument(step))
+        self.emit("XOR_R32_RM32", Register.EDX, Register.EDX)
         for lane in range(self.isa.lanes):
-            self.v("VBROADCASTSS", self.register(1), at(_PLACE, 4 * lane))
-            self.v("VMAXPS", most, most, self.register(1))
-        self.move(_TABLE, self.argument("numbers"))
-        self.load_numbers(numbers)
-        self.release()
-        most, total = self.vector(), self.vector()
-        self.zero(total)
-        self.at_scores()
-        with self.repeat(self.argument("padded"), _LEFT):
-            x = self.vector()
-            self.v("VSUBPS", x, most, at(_PLACE))
-            y = exp_of_negative(self, x)
-            self.v("VMOVUPS <", at(_PLACE), y)
-            self.v("VADDPS", total, total, y)
-            self.advance(self.isa.nbytes, _PLACE)
-        one = self.register(2)
-        self.v("VMOVUPS", one, self.number(1.0))
-        self.v("VMOVUPS", first, total)
-        self.v("VMOVUPS <", at(_PLACE), one)  # across changes the second vector
-        self.across([first])
-        self.emit("VEX_VMOVSS_XMM_M32", Register.XMM1, self.argument("floor"))
-        self.emit("VEX_VMAXSS_XMM_XMM_XMMM32", Register.XMM0, Register.XMM1, Register.XMM0)  # of NaN, the second
-        self.emit("VEX_VMOVSS_XMM_M32", Register.XMM1, at(_PLACE))
-        self.emit("VEX_VDIVSS_XMM_XMM_XMMM32", Register.XMM1, Register.XMM1, Register.XMM0)
-        self.emit("VEX_VMOVSS_M32_XMM", at(_FRAME, _NUMBER), Register.XMM1)
+            self._keep(_ADDRESSES + 8 * lane, _KEY)
+            self._prefetch(_KEY, range(0, self._query, _LINE_NBYTES))
+            self.immediate("SUB_RM64_IMM8", _COUNT, 1)
+            self.emit("CMOVLE_R64_RM64", _A, _D)
+            self.add(_KEY, _A)
 
-    def results(self) -> None:
-        """Multiply the weights by the values, some vectors of a row at a time."""
-        weight, x = self.register(_COLUMNS), self.register(_COLUMNS + 1)
-        for start in range(0, self.value_vectors, _COLUMNS):
-            count = min(_COLUMNS, self.value_vectors - start)
-            totals = [self.register(index) for index in range(count)]
-            places = [(start + index) * self.vector_nbytes for index in range(count)]
-            for total in totals:
-                self.zero(total)
-            self.at_scores()
-            for name, keys in self.parts("value"):
-                self.find(_ROW, name)
-                with self.repeat(self.argument(keys), _LEFT):
-                    self.v("VBROADCASTSS", weight, at(_PLACE))
-                    for total, place in zip(totals, places, strict=True):
-                        self.emit("PREFETCHT2_M8", at(_ROW, place + _AHEAD_NBYTES))
-                        self.v("VFMADD231PS", total, weight, self.operand(x, at(_ROW, place)))
-                    self.advance(4, _PLACE)
-                    self.add(_ROW, self.argument(f"{name}_row"))
-            self.v("VBROADCASTSS", weight, at(_FRAME, _NUMBER))
-            self.find(_ROW, "dst")
-            for total, place in zip(totals, places, strict=True):
-                self.v("VMULPS", total, total, weight)
-                self.store(at(_ROW, place), total)
+    def _score_vector(self) -> None:
+        """Compute the scores of a vector of keys, query by query: -inf where there is no key."""
+        lanes = self.isa.lanes
+        totals, free = [self.register(index) for index in range(lanes)], self.register(lanes)
+        scale, added, limit, existing = (self.register(lanes + 1 + index) for index in range(4))
+        kept = [self.register(index) for index in range(lanes + 5, self.isa.registers)]
+        shared = [name for name in self.shape.shared if name.startswith("mask")]
+        # the missing keys, four bytes each
+        self.emit("XOR_R32_RM32", Register.EDX, Register.EDX)
+        self.emit("NEG_RM64", _COUNT)
+        self.emit("CMOVS_R64_RM64", _COUNT, _D)
+        self.immediate("SHL_RM64_IMM8", _COUNT, 2)
+        self.v("VMOVUPS", limit, self.argument("limits", index=_COUNT))
+        self.v("VMOVUPS", existing, self.argument("existing", index=_COUNT))
+        if self.isa.nbytes == 64:
+            self.emit("EVEX_VPMOVD2M_KR_ZMM", _EXISTING, existing)
+        self.v("VBROADCASTSS", scale, self.argument("scale"))
+        self.move(_C, at(_FRAME, _SCORED))
+        self.move(_D, at(_FRAME, _BEFORE))
+        self.add(_D, _C)
+        for index, name in enumerate(shared):
+            self._find(_A, name)
+            self._load_mask(free if index else added, existing)
+            if index:
+                self.v("VADDPS", added, added, free)
+        with self._each_query((_B, self._queries, self._query), by_entry=True):
+            self._products(totals, kept)
+            score = self.sums_of(totals, free)
+            if shared:
+                self.v("VFMADD213PS", score, scale, added)
+            else:
+                self.v("VMULPS", score, score, scale)
+            for name in self.shape.own:
+                if name.startswith("mask"):
+                    self._find(_A, name, _COUNT)
+                    self._load_mask(free, existing)
+                    self.v("VADDPS", score, score, free)
+            self.v("VMINPS", score, score, limit)  # of NaN, the second
+            self.v("VMOVUPS <", at(_FRAME, self._scores, _C, 4), score)
+            self.advance(BLOCK, _C)
+
+    def _load_mask(self, x: int, existing: int) -> None:
+        """Load the numbers of a mask that the present keys have."""
+        place = at(_A, 0, _D, self.number_nbytes)
+        if self.isa.nbytes == 32:
+            self.emit("VEX_VMASKMOVPS_YMM_YMM_M256", x, existing, place)
+        elif self.bf16:
+            self.v("VPMOVZXWD", x, place, mask=_EXISTING)
+            self.v("VPSLLD", x, x, immediate=16)
+        else:
+            self.v("VMOVUPS", x, place, mask=_EXISTING)
+
+    def _products(self, totals: Sequence[int], kept: Sequence[int]) -> None:
+        """Multiply a query and each of the keys; some vectors of the query are in registers at a time."""
+        for total in totals:
+            self.zero(total)
+        vectors = self._vectors_of(self._query)
+        for start in range(0, len(vectors), len(kept)):
+            loaded = list(zip(kept, vectors[start : start + len(kept)], strict=False))
+            for x, (place, mask) in loaded:
+                self.v("VMOVUPS", x, at(_B, place), mask=mask)
+            for lane, total in enumerate(totals):
+                self.move(_A, at(_FRAME, _ADDRESSES + 8 * lane))
+                for x, (place, mask) in loaded:
+                    self.v(self._multiply, total, x, at(_A, place), mask=mask, merge=mask is not None)
+
+    # ------------------------------------------------------------------ weights
+
+    def _exponentials(self) -> None:
+        """Replace the scores by their exponentials; keep the sums, and the factors of the results so far."""
+        first, second = self.register(0), self.register(1)
+        self.move(_TABLE, self.argument("numbers"))
+        self.load_numbers(self._constants)
+        places = (_A, self._sums, self.isa.nbytes), (_B, self._scores, self._score), (_C, self._most, 4)
+        with self._each_query(*places):
+            most, total = self._two_vectors()
+            old = self.vector()
+            self.v("VBROADCASTSS", old, at(_C))
+            self.v("VMOVUPS", most, old)
+            with self._each_vector():
+                self.v("VMAXPS", most, most, at(_B, 0, _COUNT, 4))
+            self.across([first], "VMAXPS")
+            self.emit("VEX_VMOVSS_M32_XMM", at(_C), Register.XMM0)
+            self.v("VBROADCASTSS", most, at(_C))
+            self.v("VSUBPS", old, most, old)
+            factor = exp_of_negative(self, old)
+            self.emit("VEX_VMOVSS_M32_XMM", at(_C, self._factors - self._most), Register.XMM0 + (factor - first))
+            self.v("VMULPS", second, factor, at(_A))
+            with self._each_vector():
+                most, total = self._two_vectors()
+                x = self.vector()
+                self.v("VSUBPS", x, most, at(_B, 0, _COUNT, 4))
+                y = exp_of_negative(self, x)
+                self.v("VADDPS", total, total, y)
+                self.store(at(_B, 0, _COUNT, self.number_nbytes), y)
+            self.v("VMOVUPS <", at(_A), total)
+
+    def _two_vectors(self) -> tuple[int, int]:
+        """Return the first two registers, and give back all others."""
+        self.release()
+        return self.vector(), self.vector()
+
+    @contextmanager
+    def _each_vector(self) -> Iterator[None]:
+        """Add a loop over the block's vectors of scores; a register has the number of the first one's key."""
+        self.emit("XOR_R32_RM32", Register.ECX, Register.ECX)
+        with self.until(_COUNT, at(_FRAME, _KEYS), self.isa.lanes):
+            yield
+
+    # ------------------------------------------------------------------ results
+
+    def _results_of_block(self, step: str) -> None:
+        """Add the products of the weights and the values, some queries and vectors of a row at a time."""
+        vectors = self._result // self.isa.nbytes
+        for queries in _pieces(self.shape.queries, _SIDE_BY_SIDE[self.isa.registers]):
+            for columns in _pieces(vectors, (self.isa.registers - 1) // (len(queries) + 1)):
+                self._add_products(queries, columns, step)
+        self.move(_A, self.argument(step))
+        self.emit("IMUL_R64_RM64", _A, at(_FRAME, _KEYS))
+        self.add(_VALUE, _A)
+
+    def _add_products(self, queries: range, columns: range, step: str) -> None:
+        values = [self.register(index) for index in range(len(columns))]
+        free = self.register(self.isa.registers - 1)
+        sums = {
+            (query, column): self.register(len(columns) + query_index * len(columns) + index)
+            for query_index, query in enumerate(queries)
+            for index, column in enumerate(columns)
+        }
+        for query in queries:
+            self.v("VBROADCASTSS", free, at(_FRAME, self._factors + 4 * query))
+            for column in columns:
+                self.v("VMULPS", sums[query, column], free, self._result_at(query, column))
+        self.move(_A, self.argument(step))
+        self.move(_B, _VALUE)
+        self.emit("LEA_R64_M", _C, at(_FRAME, self._scores + queries.start * self._score))
+        self.move(_COUNT, at(_FRAME, _KEYS))
+        self.emit("XOR_R32_RM32", Register.EDX, Register.EDX)
+        key = self._new_label()
+        self.label(key)
+        if queries.start == 0:
+            start, stop = (end * self.vector_nbytes for end in (columns.start, columns.stop))
+            self._prefetch(_B, range(start, stop, _LINE_NBYTES))
+        self._load_values(values, free, columns)
+        for index, query in enumerate(queries):
+            weight: int | MemoryOperand = at(_C, index * self._score)
+            spreads = self.isa.nbytes == 64
+            if not spreads:
+                self.v("VBROADCASTSS", free, weight)
+                weight = free
+            for value, column in zip(values, columns, strict=True):
+                self.v(self._multiply, sums[query, column], value, weight, spread=spreads)
+        self.advance(4, _C)
+        self.add(_B, _A)
+        if self.bf16:
+            self.add(_B, _A)
+        self.immediate("SUB_RM64_IMM8", _COUNT, 2 if self.bf16 else 1)
+        self.branch("JG_REL32_64", key)
+        for (query, column), total in sums.items():
+            self.v("VMOVUPS <", self._result_at(query, column), total)
+
+    def _load_values(self, values: Sequence[int], free: int, columns: range) -> None:
+        """Load vectors of a value, or pairs of bf16 numbers of two: the last value again, if it has no neighbour."""
+        places = [column * self.vector_nbytes for column in columns]
+        if not self.bf16:
+            for value, place in zip(values, places, strict=True):
+                self.v("VMOVUPS", value, at(_B, place))
+            return
+        self.immediate("CMP_RM64_IMM8", _COUNT, 1)
+        self.emit("CMOVE_R64_RM64", _A, _D)
+        for value, place in zip(values, places, strict=True):
+            self.v("VPMOVZXWD", value, at(_B, place))
+            self.load(free, at(_B, place, _A))
+            self.v("VPORD", value, value, free)
+
+    def _result_at(self, query: int, column: int) -> MemoryOperand:
+        return at(_FRAME, self._results + query * self._result + column * self.isa.nbytes)
+
+
+def _pieces(size: int, most: int) -> list[range]:
+    """Return ranges that are together as long as `size`, each of at most `most`, and almost equal."""
+    count = -(-size // most)
+    return [range(size * piece // count, size * (piece + 1) // count) for piece in range(count)]

@@ -53,9 +53,9 @@ class Program(Assembler):
 
     # ------------------------------------------------------------------ integers
 
-    def argument(self, name: str, nbytes: int = 0) -> MemoryOperand:
-        """Return the operand of a named argument, or of the memory `nbytes` after its start."""
-        return at(_ARGUMENTS, getattr(self._arguments, name).offset + nbytes)
+    def argument(self, name: str, nbytes: int = 0, index: Any = Register.NONE) -> MemoryOperand:
+        """Return the operand of a named argument, or of the memory `nbytes`, and a register's, after its start."""
+        return at(_ARGUMENTS, getattr(self._arguments, name).offset + nbytes, index)
 
     def move(self, register: int, value: int | MemoryOperand) -> None:
         """Set a register to the value of another register or of an operand in memory."""
@@ -201,6 +201,29 @@ class Program(Assembler):
                 held[first], held[first + distance], free = free, b, a
         # the first two steps leave columns 0, 2, 1, 3 of each four
         return [held[column & ~3 | (column & 1) << 1 | column >> 1 & 1] for column in range(16)]
+
+    def sums_of(self, vectors: Sequence[int], free: int) -> int:
+        """Add up the numbers of as many vectors as one has numbers; return the register with the sums, in their order.
+
+        All other vectors are lost.
+        """
+        blocks = (("VSHUFF32X4", 0x88, 0xDD),) * 2 if self.isa.nbytes == 64 else (("VPERM2F128", 0x20, 0x31),)
+        distance = 1
+        for low, high in (("VPUNPCKLDQ", "VPUNPCKHDQ"), ("VPUNPCKLQDQ", "VPUNPCKHQDQ")):
+            for first in range(0, len(vectors), 2 * distance):
+                a, b = vectors[first], vectors[first + distance]
+                self.v(low, free, a, b)
+                self.v(high, b, a, b)
+                self.v("VADDPS", a, free, b)
+            distance *= 2
+        for move, low_half, high_half in blocks:
+            for first in range(0, len(vectors), 2 * distance):
+                a, b = vectors[first], vectors[first + distance]
+                self.v(move, free, a, b, immediate=low_half)
+                self.v(move, b, a, b, immediate=high_half)
+                self.v("VADDPS", a, free, b)
+            distance *= 2
+        return vectors[0]
 
     def _half(self, code: Any, half: Any, whole: Any) -> None:
         self._add(Instruction.create_reg_reg_u32(code, half, whole, 1))

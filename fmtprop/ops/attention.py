@@ -51,17 +51,20 @@ class Attention(Attrs):
 def infer(attrs: Attention, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
     """Return the type of dst, [..., M, V].
 
-    ``src`` is [..., M, K], ``key`` [..., K, N], ``value`` [..., N, V]; each mask has as many axes, each of the size of
-    the scores [..., M, N] or 1, and N numbers along the last one. ``past_key`` [..., K, P] and ``past_value``
-    [..., P, V] precede them: then the scores have P + N columns.
+    ``src`` is [..., M, K], ``key`` [..., K, N], ``value`` [..., N, V]; a batch axis of key and value may have the size
+    1, if heads share them. Each mask has as many axes, each of the size of the scores [..., M, N] or 1, and N numbers
+    along the last one. ``past_key`` [..., K, P] and ``past_value`` [..., P, V] precede them: then the scores have P + N
+    columns.
     """
     src, columns = types["src"], 0
     for key, value in _parts(types):
         if not src.ndim == key.ndim == value.ndim >= 3:
             ndims = f"{src.ndim}, {key.ndim} and {value.ndim}"
             raise ShapeError(f"src, key and value have {ndims} axes; all need the same, 3+")
-        if not src.dims[:-2] == key.dims[:-2] == value.dims[:-2]:
-            raise ShapeError(f"the batch axes of src {src.dims}, key {key.dims} and value {value.dims} must be equal")
+        batch = key.dims[:-2]
+        if batch != value.dims[:-2] or any(k not in (1, s) for k, s in zip(batch, src.dims[:-2], strict=True)):
+            given = f"src {src.dims}, key {key.dims} and value {value.dims}"
+            raise ShapeError(f"the batch axes of {given}: those of key and value must be equal, each src's or 1")
         width = types["value"].dims[-1]
         if src.dims[-1] != key.dims[-2] or key.dims[-1] != value.dims[-2] or value.dims[-1] != width:
             raise ShapeError(f"src {src.dims}, key {key.dims} and value {value.dims} are no matrices of one product")
@@ -126,7 +129,8 @@ def samples() -> Iterable[Sample]:
     yield Sample("masks", Attention(0.25), _problem((2, 2), 9, 11, 16, 16, (1, 2, 9, 11), (2, 1, 9, 11)))
     yield Sample("step", Attention(0.25), _problem((2, 3), 1, 1, 32, 48, (2, 1, 1, 21), past=20))
     yield Sample("blanks", Attention(0.5, blanks=True), _problem((2, 2), 1, 7, 16, 16, (2, 1, 1, 7)))
-    yield Sample("queries_of_a_group", Attention(0.5), _problem((1, 2), 4, 3, 16, 16, past=5))
+    shared = _problem((1, 2, 1), 2, 3, 16, 16, (1, 1, 1, 2, 8), past=5)
+    yield Sample("heads_of_a_group", Attention(0.5), shared | {"src": TensorType((1, 2, 3, 2, 16))})
 
 
 ATTENTION = OpDef(

@@ -18,7 +18,7 @@ from fmtprop.passes.target import Request
 
 _Way = tuple[StandaloneKernel, Request, tuple[MemoryDesc]]
 
-#: more queries of a head are treated in blocks, which read keys and values once for all
+#: more queries of a head are treated in vectors
 _MOST_QUERIES = 16
 
 
@@ -34,7 +34,7 @@ def attention_kernels(attrs: Attention, request: Request) -> Iterator[_Way]:
 
 
 def _of_few_queries(attrs: Attention, request: Request) -> Iterator[_Way]:
-    """Yield the kernel that treats one query after the other."""
+    """Yield the kernel that reads keys and values once for all queries that share them."""
     batch, asked = request["dst"].dims[:-2], request["dst"]
     (queries, depth), width = request["src"].dims[-2:], asked.dims[-1]
     dst = _heads_inside(asked) if asked.kind == "any" else asked

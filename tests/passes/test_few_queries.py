@@ -68,6 +68,12 @@ STEPS = {
     "heads share keys": (Step(groups=2), inputs(groups=2)),
     "padding": (Step(mask=lambda q, k: torch.arange(k).ge(3).log()[None, None, None]), inputs()),
     "a mask of each head": (Step(mask=lambda q, k: torch.arange(HEADS * k).view(HEADS, 1, k) / 50), inputs()),
+    "several tokens of a group": (Step(groups=2, mask=causal), inputs(2, groups=2)),
+    "tokens of a group before the cache": (Step(groups=2, mask=causal, join=False), inputs(5, groups=2)),
+    "a mask of each head of a group": (
+        Step(groups=2, mask=lambda q, k: torch.arange(HEADS * k).view(HEADS, 1, k) / 50),
+        inputs(groups=2),
+    ),
 }
 
 
@@ -81,14 +87,7 @@ def test_a_step_is_one_node(name, policy):
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
-OTHERS = {
-    "more tokens": (Step(mask=causal), inputs(7)),
-    "several tokens of a group": (Step(groups=2, mask=causal), inputs(2, groups=2)),
-    "a mask of each head of a group": (
-        Step(groups=2, mask=lambda q, k: torch.arange(HEADS * k).view(HEADS, 1, k) / 50),
-        inputs(groups=2),
-    ),
-}
+OTHERS = {"more tokens": (Step(mask=causal), inputs(17))}
 
 
 @pytest.mark.parametrize("name", OTHERS)

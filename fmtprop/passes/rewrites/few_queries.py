@@ -15,7 +15,7 @@ from fmtprop.passes.rewrites.few_rows import repeated_matrix
 from fmtprop.passes.variants.attention_fusion import Scores, is_product
 
 #: more queries of a head are treated in vectors, as :mod:`fmtprop.passes.variants.attention_fusion` finds them
-_MOST_QUERIES = 3
+_MOST_QUERIES = 16
 
 #: most masks that the kernel adds
 _MOST_MASKS = 2
@@ -29,11 +29,11 @@ class FewQueries(NodePass):
     """Replace the products and the softmax of attention by one node, where a head has few queries.
 
     A decoder's step computes a few numbers for each key; then a dozen short steps take longer than reading the keys and
-    values. These may be a concat of earlier ones and new ones, and repeated for the heads of a group: the queries of
-    the group become the queries of one head.
+    values. These may be a concat of earlier ones and new ones, and repeated for the heads of a group, which then have
+    an axis of their own.
 
     Requires folded constants, and a graph before fusion. Ensures that a node `attention` replaces each product of a
-    softmax, of at most three queries, of rows that vectors divide, without a limit of scores.
+    softmax, of at most 16 queries, of rows that vectors divide, without a limit of scores.
     """
 
     def _visit(self, graph: Graph, node: Node) -> None:
@@ -55,7 +55,7 @@ class FewQueries(NodePass):
         masks = [mask for mask in found.masks if not _is_zero(graph, mask)]
         types = {graph.type_of(value).dtype for value in (src, *masks, *keys.parts, *values.parts)}
         alike = types == {node.results[0].dtype} and (keys.sharing, keys.sizes) == (values.sharing, values.sizes)
-        if alike and _fits(graph, node, src, keys) and _fit(graph, product, masks, keys.sharing):
+        if alike and _fits(graph, node, src, keys) and _fit(graph, product, masks):
             attrs = Attention(found.scale, blanks=blanked is not None)
             _replace(graph, node, attrs, src, keys, values, masks)
             if blanked is not None:
@@ -74,32 +74,38 @@ def _fits(graph: Graph, node: Node, src: Value, keys: _Matrix) -> bool:
     )
 
 
-def _fit(graph: Graph, product: Node, masks: list[Value], sharing: int) -> bool:
-    """Return whether masks have a number for each key, and are the same for the heads that share keys."""
+def _fit(graph: Graph, product: Node, masks: list[Value]) -> bool:
+    """Return whether the kernel takes so many masks, and each has a number for each key."""
     scores = product.results[0].dims
     dims = [graph.type_of(mask).dims for mask in masks]
-    whole = all(len(one) == len(scores) and one[-1] == scores[-1] for one in dims) and len(masks) <= _MOST_MASKS
-    return whole and (sharing == 1 or (scores[-2] == 1 and all(one[-3] == 1 for one in dims)))
+    return all(len(one) == len(scores) and one[-1] == scores[-1] for one in dims) and len(masks) <= _MOST_MASKS
 
 
 def _replace(
     graph: Graph, node: Node, attrs: Attention, src: Value, keys: _Matrix, values: _Matrix, masks: list[Value]
 ) -> None:
-    dims = node.results[0].dims
-    *batch, heads, queries, _ = dims
-    depth, shares = graph.type_of(src).dims[-1], keys.sharing
-    if shares > 1:
-        src = insert(graph, node, Reshape((*batch, heads // shares, shares * queries, depth)), src=src)
+    dims, sharing = node.results[0].dims, keys.sharing
     operands = {"src": src} | {f"mask_{number}": mask for number, mask in enumerate(masks)}
     names = ("past_", "") if len(keys.parts) > 1 else ("",)
     for name, key, value in zip(names, keys.parts, values.parts, strict=True):
         if keys.view is not None:
             key = insert(graph, node, keys.view, src=key)
         operands |= {f"{name}key": key, f"{name}value": value}
+    if sharing > 1:
+        operands = {
+            name: insert(graph, node, Reshape(_by_groups(graph.type_of(value).dims, dims[-3], sharing)), src=value)
+            for name, value in operands.items()
+        }
     result = insert(graph, node, attrs, **operands)
-    if shares > 1:
+    if sharing > 1:
         result = insert(graph, node, Reshape(dims), src=result)
     bypass(graph, node, [result])
+
+
+def _by_groups(dims: tuple[int, ...], heads: int, sharing: int) -> tuple[int, ...]:
+    """Return the dims with an axis for the heads of a group, of size 1 where all of them have the same numbers."""
+    group = sharing if dims[-3] == heads else 1
+    return (*dims[:-3], dims[-3] // group, group, *dims[-2:])
 
 
 def _blanked(graph: Graph, node: Node, found: Scores) -> Node | None:
