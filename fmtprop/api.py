@@ -78,6 +78,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     deterministic: bool = False,
     special_values: str | None = None,
     weights: str | None = None,
+    embeddings: str | None = None,
     keep_float: Sequence[str] = (),
     accuracy: Accuracy | None = None,
     replan: str = "now",
@@ -120,8 +121,8 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         that the tuning cache lacks, on this machine. ``"remeasure"`` measures all costs, and also repeats the race of
         plans. ``"auto"`` uses the cache's costs, and the model for the others. ``"lazy"`` answers the first calls by a
         greedy plan, while that of ``"auto"`` is made in the background and takes its place between two calls
-        (``net.settle()`` waits for it). With ``deterministic=True``, ``pin``, ``weights`` or ``keep_float``, it is
-        ``"auto"``.
+        (``net.settle()`` waits for it). With ``deterministic=True``, ``pin``, ``weights``, ``embeddings`` or
+        ``keep_float``, it is ``"auto"``.
         The two that measure also run every plan that may be the fastest, not only some: :class:`Tune` sets source and
         effort apart.
     verify : {"on", "off", "full"}
@@ -157,6 +158,9 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         (64 or 32 where a row is no multiple) share a scale. A step of a language model takes the time of reading its
         weights, so it is faster by the bytes that are saved. Products of up to 16 rows decode in registers; for more
         rows, one matrix after another is decoded in each run.
+    embeddings : {None, "int8", "int4"}
+        ``"int8"`` or ``"int4"`` keeps the tables of embeddings as such codes, too, of which rows are decoded when they
+        are read. A head that shares the table multiplies by the same codes.
     keep_float : sequence of str
         Nodes of a quantized model that the quantizer should have left out: names or origins as ``fmtprop show`` and
         the report print them, with ``*`` for any text. They read numbers that are not rounded, but limited to the same
@@ -245,6 +249,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         progress=progress,
         memory=memory,
         weights=weights,
+        embeddings=embeddings,
         keep_float=keep_float,
         replan=replan,
     )
@@ -253,8 +258,8 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
             "accuracy is an fmtprop.Accuracy(data, sqnr_db=…) for inference with fixed shapes, and chooses keep_float"
         )
     if training:
-        if weights is not None:
-            raise OptionError(f"weights={weights!r} is for inference: a step of training changes its weights")
+        if options.codes:
+            raise OptionError(f"{options.codes} is for inference: a step of training changes its weights")
         return _trained(model, example_inputs, options)
     with on_cpu():
         if is_onnx(model):

@@ -121,6 +121,7 @@ class Compilation(Planned):
             target=self._target,
             special_values=options.special_values,
             weights=options.weights,
+            embeddings=options.embeddings,
             keep_float=tuple(options.keep_float),
             like=None if self._sibling is None else self._sibling.graph,
             idle=self.idle,

@@ -19,6 +19,7 @@ DEFAULT_POLICY = OPTIMAL
 
 _KNOWN: Mapping[str, tuple[str | None, ...]] = {
     "dtype": ("f32", "bf16", "f16"),
+    "embeddings": (None, *BITS),
     "memory": ("save", "recompute"),
     "policy": (OPTIMAL, *reversed(list(POLICIES))),
     "replan": ("background", "now", "never"),
@@ -100,6 +101,7 @@ class Options:
     memory: str = "save"
     deterministic: bool = False
     weights: str | None = None
+    embeddings: str | None = None
     keep_float: Sequence[str] = ()
     replan: str = "now"
     #: called with steps done and steps in all while costs are measured; ignored in comparisons
@@ -131,8 +133,8 @@ class Options:
                 raise OptionError(f"boundary[{name!r}] must be a MemoryDesc, got {type(desc).__name__}")
         if self.pin and self.policy != OPTIMAL:
             raise OptionError(f"pin needs policy='optimal': the {self.policy!r} policy takes no constraints")
-        if self.weights is not None and self.verify == "full":
-            raise OptionError("verify='full' compares with the model's own weights: with weights=, use 'on'")
+        if self.codes and self.verify == "full":
+            raise OptionError(f"verify='full' compares with the model's own weights: with {self.codes}, use 'on'")
         if self.special_values != "fast" and not provider(self.target).has_exact:
             raise OptionError(f"special_values={self.special_values!r} needs target='onednn'")
         if self.deterministic and self.tuning.measures:
@@ -141,6 +143,12 @@ class Options:
             )
         if self.tune_budget is not None and not _is_positive(self.tune_budget):
             raise OptionError(f"tune_budget must be a number of seconds above 0, got {self.tune_budget!r}")
+
+    @property
+    def codes(self) -> str:
+        """The options by which a plan computes with other numbers than the model has; empty without any."""
+        given = {"weights": self.weights, "embeddings": self.embeddings}
+        return ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
 
     @property
     def recorded_costs(self) -> str:
@@ -157,7 +165,7 @@ class Options:
     @property
     def is_lazy(self) -> bool:
         """Whether the first plan is made quickly, and replaced later."""
-        is_fixed = self.deterministic or self.pin or self.weights or self.keep_float
+        is_fixed = self.deterministic or self.pin or self.codes or self.keep_float
         return self.tune == LAZY and self.policy == OPTIMAL and not is_fixed
 
     @property

@@ -22,6 +22,7 @@ from fmtprop.layout import DataType
 from fmtprop.passes.base import Observer, Pass, Pipeline
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.precision.centred_weights import CentredWeights
+from fmtprop.passes.precision.compress_embeddings import CompressEmbeddings
 from fmtprop.passes.precision.compress_weights import BITS, CompressWeights
 from fmtprop.passes.precision.decode_weights import DecodeWeights
 from fmtprop.passes.precision.keep_float import KeepFloat
@@ -49,6 +50,7 @@ def normalise(
     target: Provider | None = None,
     special_values: str = "fast",
     weights: str | None = None,
+    embeddings: str | None = None,
     keep_float: tuple[str, ...] = (),
     like: Graph | None = None,
     idle: Collection[str] = (),
@@ -63,6 +65,10 @@ def normalise(
     target = target or OneDnnTarget()
     real = _computed_in(target, dtype)
     passes = tuple(one for one in _passes(target, special_values, keep_float, like) if one.name not in idle)
+    if embeddings is not None:
+        graph = CompressEmbeddings(BITS[embeddings]).run(graph)
+        if observer is not None:
+            observer(CompressEmbeddings.name, graph)
     normal = Pipeline(passes, Stage.NORMAL, like is not None).run(graph, observer)
     if weights is not None:
         normal = CompressWeights(BITS[weights]).run(normal)

@@ -166,7 +166,7 @@ def regions_by(
         constants = _constant_inputs(functional)
         if grow and has_fixed_products(functional, constants):
             functional = growing(functional)
-        coded = options.weights is not None or has_codes(functional, constants)
+        coded = bool(options.codes) or has_codes(functional, constants)
         whole, functional = without_writes(functional), in_place(functional)
         pieces = parted(functional, constants, own_views=coded)
         if len(pieces) > 1 and whole is not None and len(parted(whole.module, constants)) == 1:

@@ -1,4 +1,4 @@
-"""Linear layers that keep their weights as codes, in place of floating numbers.
+"""Layers that keep their weights as codes, in place of floating numbers: linear layers, and embeddings.
 
 Plans read the codes where they are in the module, so a model's weights are in memory once. Owns the change of a layer
 to such a one; which matrices have codes, and which codes, is decided in
@@ -22,12 +22,11 @@ _TURNED = {"torch.nn.modules.linear.Linear": False, "transformers.pytorch_utils.
 _TRIM_NBYTES = 64 << 20
 
 
-class CodedLinear(nn.Module):
-    """A linear layer with codes; :func:`keep_codes` makes it of another, whose attributes it has, too."""
+class _CodedLayer(nn.Module):
+    """A layer with codes; :func:`keep_codes` makes it of another, whose attributes it has, too."""
 
     codes: torch.Tensor
     scales: torch.Tensor
-    bias: torch.Tensor | None
     bits: int
     group: int
     turned: bool
@@ -36,9 +35,20 @@ class CodedLinear(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The numbers that the codes stand for, shaped as the layer's weights were, in their data type."""
-        tensors, depth = {"weights": self.codes, "scales": self.scales}, self.scales.shape[1] * self.group
-        matrix = decoded(MatMulNBits(self.bits, self.group), tensors, depth).to(self.dtype)
+        tensors = {"weights": self.codes, "scales": self.scales}
+        matrix = decoded(MatMulNBits(self.bits, self.group), tensors, self.depth).to(self.dtype)
         return matrix.t() if self.turned else matrix
+
+    @property
+    def depth(self) -> int:
+        """Numbers of a row of the matrix."""
+        return self.scales.shape[1] * self.group
+
+
+class CodedLinear(_CodedLayer):
+    """A linear layer with codes."""
+
+    bias: torch.Tensor | None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product with these numbers."""
@@ -49,28 +59,49 @@ class CodedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the sizes."""
-        outputs, groups = self.scales.shape
-        return f"{groups * self.group}, {outputs}, bias={self.bias is not None}, bits={self.bits}, group={self.group}"
+        bias = self.bias is not None
+        return f"{self.depth}, {self.scales.shape[0]}, bias={bias}, bits={self.bits}, group={self.group}"
 
 
-def keep_codes(model: nn.Module, weights: str) -> None:
-    """Keep the weights of a model's linear layers as codes, and free the floating numbers, one layer after another."""
+class CodedEmbedding(_CodedLayer, nn.Embedding):  # type: ignore[override]  # its weight is computed
+    """An embedding with codes."""
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return rows of these numbers."""
+        how = self.bits, self.group, self.depth, self.dtype
+        rows: torch.Tensor = torch.ops.fmtprop.gather_nbits(self.codes, self.scales, None, indices, *how)
+        return rows
+
+    def extra_repr(self) -> str:
+        """Return the sizes."""
+        return f"{self.scales.shape[0]}, {self.depth}, bits={self.bits}, group={self.group}"
+
+
+def keep_codes(model: nn.Module, weights: str | None, embeddings: str | None = None) -> None:
+    """Keep the weights of a model's linear layers as codes, and the tables of its embeddings, where asked.
+
+    Floating numbers are freed one layer after another. A linear layer that has the table of an embedding shares its
+    codes.
+    """
+    tables = {id(layer._parameters.get("weight")) for layer in model.modules() if _is_embedding(layer)}
     #: weights, which layers may share -> their codes and scales; () for those with an infinity or NaN
     made: dict[int, tuple[torch.Tensor, ...]] = {}
     kept = 0
     for layer in list(model.modules()):
         weight, group = layer._parameters.get("weight"), _group_of(layer)
-        if weight is None or group is None:
+        wanted = embeddings if embeddings is not None and id(weight) in tables else weights
+        if weight is None or group is None or wanted is None or (embeddings is None and _is_embedding(layer)):
             continue
-        turned = _TURNED[_class_of(layer)]
+        turned, bits = _TURNED.get(_class_of(layer), False), BITS[wanted]
         if id(weight) not in made:
-            codes, scales = encoded(weight.t() if turned else weight, BITS[weights], group)
+            codes, scales = encoded(weight.t() if turned else weight, bits, group)
             made[id(weight)] = (_aligned(codes), _aligned(scales)) if bool(scales.isfinite().all()) else ()
         if not made[id(weight)]:
             continue
         del layer.weight
-        layer.__class__ = CodedLinear  # its place in the model, its hooks and its other attributes stay
-        vars(layer).update(bits=BITS[weights], group=group, turned=turned, dtype=weight.dtype)
+        # its place in the model, its hooks and its other attributes stay
+        layer.__class__ = _embedding_with_codes(type(layer)) if _is_embedding(layer) else CodedLinear
+        vars(layer).update(bits=bits, group=group, turned=turned, dtype=weight.dtype)
         for name, tensor in zip(("codes", "scales"), made[id(weight)], strict=True):
             layer.register_buffer(name, tensor)
         kept += weight.nbytes
@@ -86,14 +117,25 @@ def _class_of(layer: nn.Module) -> str:
     return f"{type(layer).__module__}.{type(layer).__qualname__}"
 
 
+def _is_embedding(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Embedding) and layer.max_norm is None  # a row that is read would be changed
+
+
+def _embedding_with_codes(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return the form with codes of an embedding's class, whose own forward pass, such as a scaling, calls theirs."""
+    return CodedEmbedding if kind is nn.Embedding else type(f"Coded{kind.__name__}", (kind, CodedEmbedding), {})
+
+
 def _group_of(layer: nn.Module) -> int | None:
-    """Return the numbers that share a scale; None for other layers than linear ones, and for matrices without codes."""
-    weight = layer._parameters.get("weight")
-    if _class_of(layer) not in _TURNED or type(weight) is not nn.Parameter or weight.device.type != "cpu":
+    """Return the numbers that share a scale; None for layers of other kinds, and for matrices without codes."""
+    weight, turned = layer._parameters.get("weight"), _TURNED.get(_class_of(layer))
+    if turned is None and not _is_embedding(layer):
+        return None
+    if type(weight) is not nn.Parameter or weight.device.type != "cpu":
         return None
     if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return None
-    outputs, depth = weight.shape[::-1] if _TURNED[_class_of(layer)] else weight.shape
+    outputs, depth = weight.shape[::-1] if turned else weight.shape
     return group_of(outputs, depth)
 
 

@@ -16,15 +16,18 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 _DONE = "_fmtprop_options"
 
 
-def optimize(model: Model, dtype: str = "f32", weights: str | None = None, **options: Any) -> Model:
+def optimize(
+    model: Model, dtype: str = "f32", weights: str | None = None, embeddings: str | None = None, **options: Any
+) -> Model:
     """Let the backend compile a model's forward pass, and return the model itself.
 
     Whatever calls the model, such as ``generate`` and pipelines of transformers or ``encode`` of sentence-transformers,
     works as before. The first call of each kind of input compiles.
 
-    Without `weights`, parameters stay as they are. With it, the model's linear layers keep codes in place of their
-    floating weights, which are freed one after another, so that memory never holds the model twice. Then the model is
-    for inference alone (no parameter requires a gradient), and ``layer.weight`` is computed from the codes.
+    Without `weights` and `embeddings`, parameters stay as they are. With them, the model's linear layers or embeddings
+    keep codes in place of their floating weights, which are freed one after another, so that memory never holds the
+    model twice. Then the model is for inference alone (no parameter requires a gradient), and ``layer.weight`` is
+    computed from the codes.
 
     Parameters
     ----------
@@ -34,6 +37,9 @@ def optimize(model: Model, dtype: str = "f32", weights: str | None = None, **opt
         Data type of compute-intensive ops, as of :func:`fmtprop.compile`.
     weights : {None, "int8", "int4"}
         Whether the weights of large products become codes, as of :func:`fmtprop.compile`.
+    embeddings : {None, "int8", "int4"}
+        Whether the tables of embeddings become codes, as of :func:`fmtprop.compile`: one table for an embedding and the
+        head that shares it.
     **options : object
         Other options of :func:`fmtprop.compile`, such as ``tune``.
 
@@ -67,12 +73,12 @@ def optimize(model: Model, dtype: str = "f32", weights: str | None = None, **opt
         done = getattr(model.forward, _DONE, None)
         why = f"was optimized before, with {done}" if done is not None else "has a forward pass of its own"
         raise InputError(f"this {type(model).__name__} {why}: del model.forward undoes that")
-    given = {**options, "dtype": dtype, "weights": weights}
+    given = {**options, "dtype": dtype, "weights": weights, "embeddings": embeddings}
     options_of(None, given)  # errors come now, not at the first call
     if options.get("training"):
         raise UnsupportedOpError("optimize is for inference: use fp.compile(model, x, training=True)")
-    if weights is not None:
-        keep_codes(model, weights)
+    if weights is not None or embeddings is not None:
+        keep_codes(model, weights, embeddings)
     compiled = torch.compile(model.forward, backend=backend, options=given)
     setattr(compiled, _DONE, given)
     model.forward = compiled

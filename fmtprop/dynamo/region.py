@@ -225,7 +225,7 @@ class Region:
 
     def _is_rare(self, key: object) -> bool:
         """Return whether this shape is one of many, and was used too rarely for a plan."""
-        if len(self._plans) < _FIRST_SHAPES or self.options.weights is not None:
+        if len(self._plans) < _FIRST_SHAPES or self.options.codes:
             return False  # with codes for weights, PyTorch would compute with other numbers
         if len(self._unplanned) > _MOST_COUNTED:
             self._unplanned.clear()
@@ -322,8 +322,8 @@ class Region:
     def _decide(self, made: _Plan, ours: Callable[[], object], theirs: Callable[[], object]) -> None:
         """Keep a new plan where it is the faster."""
         net = made.outcome.net
-        if net is not None and self.options.weights is not None:
-            made.outcome = Ready(net, f"weights={self.options.weights!r}: PyTorch would compute with other numbers")
+        if net is not None and self.options.codes:
+            made.outcome = Ready(net, f"{self.options.codes}: PyTorch would compute with other numbers")
             artifacts.record(made.key, net, made.outcome.reason)
             return
         if net is not None and self._clear and all(self._clear) and net.compilation.is_like_another_shape:

@@ -14,6 +14,7 @@ from fmtprop.jit.denormals import flushed
 from fmtprop.jit.depthwise import DepthwiseKernel
 from fmtprop.jit.ends import Quantized, Rounding
 from fmtprop.jit.gather import GatherKernel
+from fmtprop.jit.gather_nbits import GatherNBitsKernel
 from fmtprop.jit.gemv import GemvKernel, Tail
 from fmtprop.jit.given_norm import GivenNormKernel
 from fmtprop.jit.grouped_convolution import GroupedConvolutionKernel
@@ -48,6 +49,7 @@ __all__ = [
     "DepthwiseKernel",
     "FoldKernel",
     "GatherKernel",
+    "GatherNBitsKernel",
     "GemvKernel",
     "GivenNormKernel",
     "GroupNormKernel",

@@ -54,14 +54,14 @@ class GatherKernel(StandaloneKernel):
         return StandaloneWork(self.kernel, arguments, threads, check=checked(self.index_nbytes, arguments))
 
 
-def checked(index_nbytes: int, arguments: Arguments) -> Call:
-    """Return the call that checks the indices of arguments that begin as :class:`GatherArguments`."""
-    return _check(index_nbytes), c_void_p(addressof(arguments)), None, None, None
+def checked(index_nbytes: int, arguments: Arguments, indices: str = "src_1") -> Call:
+    """Return the call that checks the indices of arguments, which tell their `count`, `below` and `reach`."""
+    return _check(index_nbytes, type(arguments), indices), c_void_p(addressof(arguments)), None, None, None
 
 
 @cache
-def _check(index_nbytes: int) -> Any:
+def _check(index_nbytes: int, arguments: type[Arguments], indices: str) -> Any:
     """Return the function that checks the indices."""
     from fmtprop.jit.gather_program import check
 
-    return CFUNCTYPE(c_int, *[c_void_p] * 4)(place_code(check(index_nbytes)))
+    return CFUNCTYPE(c_int, *[c_void_p] * 4)(place_code(check(index_nbytes, arguments, indices)))

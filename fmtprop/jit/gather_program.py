@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ctypes import Structure
+
 from iced_x86 import MemoryOperand, Register
 
 from fmtprop.jit.arguments import GatherArguments
@@ -40,17 +42,17 @@ def gather(isa: Isa, index_nbytes: int) -> bytes:
     return p.finished()
 
 
-def check(index_nbytes: int) -> bytes:
+def check(index_nbytes: int, arguments: type[Structure], indices: str) -> bytes:
     """Return ``int check(arguments)``: 1 if an index does not exist, else 0.
 
-    `index_nbytes`: bytes of an index, 4 or 8.
+    `index_nbytes`: bytes of an index, 4 or 8. `arguments`: with `count`, `below` and `reach`. `indices`: their name.
     """
     a = Assembler(AVX2)  # any instruction set: there are no vectors
 
     def argument(name: str) -> MemoryOperand:
-        return at(Register.RDI, getattr(GatherArguments, name).offset)
+        return at(Register.RDI, getattr(arguments, name).offset)
 
-    a.emit("MOV_R64_RM64", PLACE, argument("src_1"))
+    a.emit("MOV_R64_RM64", PLACE, argument(indices))
     a.emit("MOV_R64_RM64", _NBYTES, argument("count"))
     check_indices(a, index_nbytes, argument("below"), argument("reach"))
     return a.code()

@@ -49,14 +49,17 @@ class NBitsArguments(Arguments):
     """Arguments of the code."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("src", "weights", "scales", "zero_points", "data", "table", *AT_OUTPUTS)),
+        *(
+            (name, c_void_p)
+            for name in ("src", "weights", "scales", "zero_points", "indices", "data", "table", *AT_OUTPUTS)
+        ),
         *((f"{name}_item", c_uint64) for name in ("src", "weights", *AT_OUTPUTS)),
         *((f"{name}_row", c_uint64) for name in ("src", *AT_OUTPUTS)),
         *(
             (name, c_uint64)
             for name in ("tasks", "item", "last", "row", "scales_row", "rows", "groups", "units", "outputs")
         ),
-        *((name, c_uint64) for name in ("areas", "area")),
+        *((name, c_uint64) for name in ("areas", "area", "count", "below", "reach")),
     )
 
 
@@ -161,7 +164,7 @@ class NBitsKernel(StandaloneKernel):
         # behind the rows: a part of 16 outputs, whose codes programs on integers transpose
         area = -(-self.rows_nbytes // _LINE_NBYTES) * _LINE_NBYTES + ROWS * (8 + self.part * self.bits // 8)
         block = (c_byte * (threads * area + 2 * _LINE_NBYTES))()
-        data = (c_byte * (len(levels := _levels(machine)))).from_buffer_copy(levels)
+        data = (c_byte * (len(levels := levels_of(machine)))).from_buffer_copy(levels)
         steps = dict(self.row_steps)
         arguments = NBitsArguments(
             **{f"{name}_row": step for name, step in steps.items() if name != "src"},
@@ -223,7 +226,7 @@ class DecodeKernel(StandaloneKernel):
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
-        data = (c_byte * (len(levels := _levels(isa())))).from_buffer_copy(levels)
+        data = (c_byte * (len(levels := levels_of(isa())))).from_buffer_copy(levels)
         row = self.depth * self.dst.nbytes
         arguments = NBitsArguments(
             data=addressof(data),
@@ -279,7 +282,7 @@ def _units(kernel: NBitsKernel | DecodeKernel) -> int:
     return next(size for size in range(min(count, MOST_UNITS), 0, -1) if count % size == 0)
 
 
-def _levels(machine: Isa) -> bytes:
+def levels_of(machine: Isa) -> bytes:
     """Return what programs read: numbers of 4-bit codes, with zero point 8 and without, and places of two vectors.
 
     The places are those of the numbers at even and at odd places, and those that put two such vectors in turn.

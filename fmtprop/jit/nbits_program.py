@@ -76,7 +76,7 @@ def assembled(kind: type[NBitsProgram], isa: Isa, kernel: NBitsKernel, numbers: 
 
 def decode(isa: Isa, kernel: DecodeKernel) -> bytes:
     """Return the program that decodes a thread's share of a matrix's rows."""
-    p = _Decoding(isa, kernel)
+    p = Decoding(isa, kernel)
     p.share(ITEM, END, "outputs")
     p.emit("PUSH_R64", END)
     for pointer, name, nbytes in ((WEIGHTS, "weights", "row"), (X, "dst", "dst_row")):
@@ -226,7 +226,7 @@ class _Codes(GemvProgram):
             self.v("VMULPS", one, one, self.register(self._factor + output))
 
 
-class _Decoding(_Codes):
+class Decoding(_Codes):
     """Writes the numbers of a matrix."""
 
     def store_numbers(self, place: int, numbers: Sequence[int]) -> None:

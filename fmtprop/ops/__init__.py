@@ -13,6 +13,7 @@ from fmtprop.ops.dynamic_quantization import DYNAMIC_QUANTIZE, DynamicQuantize
 from fmtprop.ops.eltwise import ELTWISE, Eltwise
 from fmtprop.ops.eltwise_backward import ELTWISE_BACKWARD
 from fmtprop.ops.embedding_bag import EMBEDDING_BAG, EmbeddingBag
+from fmtprop.ops.gather_nbits import GATHER_NBITS, GatherNBits
 from fmtprop.ops.grouped_matmul import GROUPED_MATMUL, GroupedMatmul
 from fmtprop.ops.host import ATEN
 from fmtprop.ops.host_call import HostCall
@@ -60,6 +61,7 @@ OPS = (
     MATMUL,
     MATMUL_NBITS,
     DECODE_NBITS,
+    GATHER_NBITS,
     GROUPED_MATMUL,
     LOOKUP,
     ATTENTION,
@@ -125,6 +127,7 @@ __all__ = [
     "EmbeddingBag",
     "Expand",
     "FakeQuantize",
+    "GatherNBits",
     "Graph",
     "GroupNorm",
     "GroupedMatmul",

@@ -67,7 +67,7 @@ def infer(attrs: MatMulNBits, types: Mapping[str, TensorType]) -> tuple[TensorTy
     src, bias = types["src"], types.get("bias")
     if src.ndim < 1:
         raise ShapeError("src is a single number, but a product takes rows: [..., K]")
-    outputs = _check_codes(attrs, types, src.dims[-1])
+    outputs = check_codes(attrs, types, src.dims[-1])
     if bias is not None and bias.dims != (outputs,):
         raise ShapeError(f"bias has dims {bias.dims} but the {outputs} outputs need ({outputs},)")
     return (src.with_dims((*src.dims[:-1], outputs)),)
@@ -75,10 +75,10 @@ def infer(attrs: MatMulNBits, types: Mapping[str, TensorType]) -> tuple[TensorTy
 
 def infer_decoded(attrs: DecodeNBits, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
     """Return the type of dst, [N, K]."""
-    return (TensorType((_check_codes(attrs, types, attrs.depth), attrs.depth), attrs.dtype),)
+    return (TensorType((check_codes(attrs, types, attrs.depth), attrs.depth), attrs.dtype),)
 
 
-def _check_codes(attrs: MatMulNBits, types: Mapping[str, TensorType], depth: int) -> int:
+def check_codes(attrs: MatMulNBits, types: Mapping[str, TensorType], depth: int) -> int:
     """Return the number of rows of a matrix of codes."""
     weights, scales, zero_points = types["weights"], types["scales"], types.get("zero_points")
     dtype, _ = CODES[attrs.bits]
@@ -235,7 +235,8 @@ def _import(call: Call) -> Value | None:
 # ---------------------------------------------------------------- samples and declarations
 
 
-def _types(attrs: MatMulNBits, outputs: int, depth: int) -> dict[str, TensorType]:
+def types_of_codes(attrs: MatMulNBits, outputs: int, depth: int) -> dict[str, TensorType]:
+    """Return the types of a matrix's codes and scales."""
     groups = -(-depth // attrs.group)
     codes = TensorType((outputs, groups * attrs.group * attrs.bits // 8), CODES[attrs.bits][0])
     return {"weights": codes, "scales": TensorType((outputs, groups))}
@@ -251,7 +252,7 @@ def samples() -> Iterable[Sample]:
         ("short_group", (2,), 16, 40, MatMulNBits(4, 32), ()),
         ("many_rows", (19,), 17, 64, MatMulNBits(8, 64), ()),
     ):
-        types = {"src": TensorType((*rows, depth)), **_types(attrs, outputs, depth)}
+        types = {"src": TensorType((*rows, depth)), **types_of_codes(attrs, outputs, depth)}
         more = {"zero_points": types["scales"], "bias": TensorType((outputs,))}
         yield Sample(name, attrs, {**types, **{one: more[one] for one in optional}})
 
@@ -263,10 +264,11 @@ def samples_decoded() -> Iterable[Sample]:
         ("bytes", 5, DecodeNBits(8, 64, 128, "bf16")),
         ("short_group", 3, DecodeNBits(4, 32, 40)),
     ):
-        yield Sample(name, attrs, _types(attrs, outputs, attrs.depth))
+        yield Sample(name, attrs, types_of_codes(attrs, outputs, attrs.depth))
 
 
-_CODES = (
+#: operands of a matrix of codes
+CODES_OPERANDS = (
     Operand("weights", "", parameter=True),
     Operand("scales", "", parameter=True),
     Operand("zero_points", "", optional=True, parameter=True),
@@ -278,7 +280,7 @@ _DECODING = 4.0
 MATMUL_NBITS = OpDef(
     name="matmul_nbits",
     attrs=MatMulNBits,
-    operands=(Operand("src", ""), *_CODES, Operand("bias", "", optional=True, parameter=True)),
+    operands=(Operand("src", ""), *CODES_OPERANDS, Operand("bias", "", optional=True, parameter=True)),
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
@@ -296,7 +298,7 @@ DECODE_NBITS = OpDef(
     name="decode_nbits",
     attrs=DecodeNBits,
     # the codes are its source, not a parameter: their format decides
-    operands=(Operand("weights", ""), *_CODES[1:]),
+    operands=(Operand("weights", ""), *CODES_OPERANDS[1:]),
     category=Category.BANDWIDTH,
     infer=infer_decoded,
     reference=reference_decoded,

@@ -41,6 +41,7 @@ from fmtprop.ops import Attention, Binary, Conv, DynamicQuantize, Eltwise, Looku
 from fmtprop.ops.batch_norm_training import BatchStatistics
 from fmtprop.ops.building import FEW_SUMMANDS, check_summands, normalised_axis
 from fmtprop.ops.embedding_bag import EmbeddingBag
+from fmtprop.ops.gather_nbits import GatherNBits
 from fmtprop.ops.host_call import HostCall, arguments_of
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.matmul_nbits import DecodeNBits, MatMulNBits
@@ -55,7 +56,7 @@ from fmtprop.targets.depthwise import depthwise_kernels
 from fmtprop.targets.gemv import gemv_kernels
 from fmtprop.targets.grouped_convolution import grouped_convolution_kernels
 from fmtprop.targets.kernel import JIT, KernelImplementation
-from fmtprop.targets.nbits import decode_kernels, nbits_kernels
+from fmtprop.targets.nbits import decode_kernels, gather_kernels, nbits_kernels
 
 #: how many numbers of a row a kernel adds up side by side, at least
 _SIDE_BY_SIDE = 32
@@ -91,6 +92,8 @@ def _ways(node: Node, request: Request) -> Iterator[_Way]:
     attrs = node.attrs
     if isinstance(attrs, InnerProduct | MatMul):
         yield from gemv_kernels(node, request)
+    elif isinstance(attrs, GatherNBits):
+        yield from gather_kernels(attrs, request)
     elif isinstance(attrs, DecodeNBits):
         yield from decode_kernels(attrs, request)
     elif isinstance(attrs, MatMulNBits):

@@ -1,4 +1,4 @@
-"""Products of a few rows with a matrix of codes by a kernel of our own, and the decoding of such a matrix."""
+"""Matrices of codes by kernels of our own: products of a few rows with them, their decoding, and rows by indices."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from math import prod
 
 from fmtprop.ir.node import Node
-from fmtprop.jit import DecodeKernel, NBitsKernel
+from fmtprop.jit import DecodeKernel, GatherNBitsKernel, NBitsKernel
 from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.ops.gather_nbits import GatherNBits
 from fmtprop.ops.matmul_nbits import DecodeNBits, MatMulNBits
 from fmtprop.passes.assignment.formats import plain
 from fmtprop.passes.target import Request
@@ -69,6 +70,23 @@ def decode_kernels(attrs: DecodeNBits, request: Request) -> Iterator[tuple[Decod
         dst = MemoryDesc(dims, dtype, tag=_BLOCKED[dtype]) if is_blocked else formats["dst"]
         if request["dst"].kind == "any" or request["dst"] == dst:
             yield kernel, codes, (dst,)
+
+
+def gather_kernels(
+    attrs: GatherNBits, request: Request
+) -> Iterator[tuple[GatherNBitsKernel, Request, tuple[MemoryDesc]]]:
+    """Yield the kernel where all tensors are row-major."""
+    formats = {name: plain(desc) if desc.kind == "any" else desc for name, desc in request.items()}
+    if any(desc.at_start() != plain(desc) for desc in formats.values()):
+        return
+    indices = formats["indices"]
+    kernel = GatherNBitsKernel(
+        *(formats["weights"].dims[0], attrs.depth, attrs.bits, attrs.group, DataType(attrs.dtype)),
+        "zero_points" in formats,
+        count=prod(indices.dims),
+        index_nbytes=indices.dtype.nbytes,
+    )
+    yield kernel, {name: formats[name] for name in request if name != "dst"}, (formats["dst"],)
 
 
 def _is_consecutive(desc: MemoryDesc) -> bool:

@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from fmtprop import dnnl
-from fmtprop.jit import DecodeKernel, NBitsKernel, unavailable
+from fmtprop.jit import DecodeKernel, GatherNBitsKernel, NBitsKernel, unavailable
 from fmtprop.jit.isa import AVX512
 from fmtprop.jit.kernel import isa
 from fmtprop.jit.nbits import most_rows, unit
 from fmtprop.layout import DataType
+from fmtprop.ops import GatherNBits
+from fmtprop.ops.gather_nbits import reference as reference_gathered
 from fmtprop.ops.matmul_nbits import DecodeNBits, MatMulNBits, decoded, encoded, reference_decoded
+from tests.jit.work import statuses
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
@@ -159,6 +162,34 @@ def test_a_matrix_is_decoded_into_blocks(dtype, group, bits, zero_points):
     made = dst[:128].view(2, -1, 16, 64, pairs).permute(0, 3, 1, 2, 4).reshape(128, 192)
     assert torch.equal(made, reference_decoded(DecodeNBits(bits, group, 192, dtype), tensors)[0])
     assert torch.equal(dst[128], guard)
+
+
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("dtype", "index"), [("f32", torch.int64), pytest.param("bf16", torch.int32, marks=NEEDS_BF16)]
+)
+def test_rows_are_decoded_by_their_indices(dtype, index, bits, zero_points):
+    tensors, indices = codes_of(bits, 37, 192, 64, zero_points=zero_points), torch.tensor([36, 0, 7, 7], dtype=index)
+    size = indices.element_size()
+    kernel = GatherNBitsKernel(37, 192, bits, 64, DataType(dtype), zero_points, count=4, index_nbytes=size)
+    assert kernel.is_offered and not replace(kernel, count=0).is_offered
+    dst = torch.full((5, 192), GUARD, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32)
+    guard = dst[4].clone()
+    run(kernel, {**tensors, "indices": indices, "dst": dst})
+    attrs = GatherNBits(bits, 64, 192, dtype)
+    assert torch.equal(dst[:4], reference_gathered(attrs, {**tensors, "indices": indices})[0])
+    assert torch.equal(dst[4], guard)
+
+
+@pytest.mark.parametrize("outside", [-1, 37])
+def test_an_index_without_a_row_stops_before_anything_is_written(outside):
+    tensors = codes_of(8, 37, 192, 64, zero_points=False)
+    work = GatherNBitsKernel(37, 192, 8, 64, DataType.F32, count=3).work(2)
+    dst, indices = torch.full((3, 192), GUARD), torch.tensor([1, outside, 3])
+    for name, tensor in {**tensors, "indices": indices, "dst": dst}.items():
+        work.point[name](tensor.data_ptr())
+    assert statuses(work) == [1] and (dst == GUARD).all()
 
 
 def test_kernels_are_offered_for_whole_groups_and_few_rows():

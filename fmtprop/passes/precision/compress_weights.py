@@ -46,18 +46,10 @@ class CompressWeights(NodePass):
             return
         read, outputs, depth = found
         group = group_of(outputs, depth)
-        if group is None or not _is_finite(read()):
+        if group is None or not is_finite(read()):
             return
-
-        def coded(index: int, type_: TensorType, strides: tuple[int, ...]) -> Value:
-            made = Deferred(type_, strides, lambda: encoded(read(), self.bits, group)[index].contiguous(), fresh=True)
-            return new_constant(graph, made, node, node.origin)
-
-        nbytes, groups = depth * self.bits // 8, depth // group
-        inputs = graph.inputs(node.name)
-        inputs["weights"] = coded(0, TensorType((outputs, nbytes), CODES[self.bits][0]), (nbytes, 1))
-        inputs["scales"] = coded(1, TensorType((outputs, groups)), (groups, 1))
-        multiply_codes(graph, node, inputs, MatMulNBits(self.bits, group))
+        codes = coded(graph, node, read, (outputs, depth), self.bits, group)
+        multiply_codes(graph, node, {**graph.inputs(node.name), **codes}, MatMulNBits(self.bits, group))
 
 
 def group_of(outputs: int, depth: int) -> int | None:
@@ -65,8 +57,34 @@ def group_of(outputs: int, depth: int) -> int | None:
     return next((size for size in _GROUPS if depth % size == 0), None) if outputs * depth >= LEAST_SIZE else None
 
 
-def _is_finite(matrix: torch.Tensor) -> bool:
+def is_finite(matrix: torch.Tensor) -> bool:
+    """Return whether a matrix has neither an infinity nor NaN."""
     return all(bool(matrix[block].float().sum().isfinite()) for block in row_blocks(*matrix.shape))
+
+
+def coded(
+    graph: Graph, before: Node, read: Callable[[], torch.Tensor], dims: tuple[int, ...], bits: int, group: int
+) -> dict[str, Value]:
+    """Add the codes and scales of a matrix right before a node; they are made of its numbers when they are packed."""
+    outputs, depth = dims
+
+    def add(index: int, type_: TensorType) -> Value:
+        made = Deferred(type_, (type_.dims[1], 1), lambda: encoded(read(), bits, group)[index].contiguous(), fresh=True)
+        return new_constant(graph, made, before, before.origin)
+
+    weights = add(0, TensorType((outputs, depth * bits // 8), CODES[bits][0]))
+    return {"weights": weights, "scales": add(1, TensorType((outputs, depth // group)))}
+
+
+def may_multiply_codes(graph: Graph, node: Node, outputs: int) -> bool:
+    """Return whether a product has a form with codes: of f32 and narrower numbers, and with one bias for an output."""
+    inputs = graph.inputs(node.name)
+    is_wide = graph.type_of(inputs["src"]).dtype is DataType.F64
+    return (
+        not is_wide
+        and node.results[0].size > 0
+        and ("bias" not in inputs or graph.type_of(inputs["bias"]).size == outputs)
+    )
 
 
 def multiply_codes(graph: Graph, node: Node, inputs: dict[str, Value], attrs: MatMulNBits) -> None:
@@ -88,15 +106,13 @@ def _rows_of(graph: Graph, node: Node) -> tuple[Callable[[], torch.Tensor], int,
     if not isinstance(node.attrs, InnerProduct | MatMul):
         return None
     inputs = graph.inputs(node.name)
-    weights, bias = inputs["weights"], inputs.get("bias")
-    type_, dst = graph.type_of(weights), node.results[0]
+    weights = inputs["weights"]
+    type_ = graph.type_of(weights)
     by_columns = isinstance(node.attrs, MatMul)
     if not is_constant(graph, weights) or not type_.dtype.is_floating or (by_columns and type_.ndim != 2):
         return None
-    if graph.type_of(inputs["src"]).dtype is DataType.F64 or dst.size == 0:
-        return None
     outputs = type_.dims[1] if by_columns else type_.dims[0]
-    if bias is not None and graph.type_of(bias).size != outputs:
+    if not may_multiply_codes(graph, node, outputs):
         return None
     data: Any = graph.constants[weights.node]
 
