@@ -142,7 +142,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     winograd : bool
         Whether policy ``"optimal"`` on target ``"onednn"`` may compute a convolution by Winograd's minimal filtering
         if this costs less (:mod:`fmtprop.passes.variants.winograd`). The expected rounding error of the whole model is
-        then at most 1.5 times that of direct convolutions (see ``certificate.growth``), and packed weights are larger.
+        then at most 1.6 times that of direct convolutions (see ``certificate.growth``), and packed weights are larger.
     deterministic : bool
         Whether every compilation of the model with this library, instruction set and number of threads makes the same
         plan: it is chosen by modelled costs with fixed figures of the machine. Nothing is measured, no recorded figure

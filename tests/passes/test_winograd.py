@@ -129,20 +129,19 @@ def test_a_tile_is_a_convolution_exactly(rows, taps):
 @pytest.mark.parametrize(
     ("window", "count"),
     [
-        ({}, 8),
+        ({}, 6),
         ({"src": (1, 4, 7, 5)}, 6),
         ({"src": (1, 4, 8, 9), "kernel": (3, 1), "padding": (1, 0, 1, 0)}, 6),
-        ({"padding": (0, 0, 0, 0)}, 8),
-        ({"padding": (2, 1, 0, 3)}, 8),
-        ({"padding": (0, 1, 2, 0)}, 8),
-        ({"stride": 2}, 8),
-        ({"dilate": 1, "padding": (1, 2, 1, 2)}, 8),
-        ({"bias": False, "tail": False}, 8),
-        ({"src": (3, 4, 12, 9)}, 8),
+        ({"padding": (0, 0, 0, 0)}, 6),
+        ({"padding": (2, 1, 0, 3)}, 6),
+        ({"padding": (0, 1, 2, 0)}, 6),
+        ({"stride": 2}, 6),
+        ({"dilate": 1, "padding": (1, 2, 1, 2)}, 6),
+        ({"bias": False, "tail": False}, 6),
+        ({"src": (3, 4, 12, 9)}, 6),
         ({"src": (2, 4, 14, 6)}, 6),
         ({"src": (3, 4, 2, 6)}, 4),
-        ({"src": (1, 3, 9, 9), "kernel": (5, 5), "padding": (2, 2, 2, 2)}, 8),
-        ({"src": (1, 3, 9, 9), "kernel": (7, 1), "padding": (3, 0, 3, 0)}, 8),
+        ({"src": (1, 3, 9, 9), "kernel": (5, 5), "padding": (2, 2, 2, 2)}, 6),
         ({"src": (1, 3, 3, 3)}, 6),
     ],
 )
@@ -155,13 +154,13 @@ def test_weights_may_be_computed(bias):
     b = Builder()
     operands = {"weights": weights(b, 6, 4, 3, 2)} | ({"bias": b.input(6, name="bias")} if bias else {})
     y = b.op("convolution", Conv.make(2, pad_l=1), "conv", src=b.input(2, 4, 12, 10), **operands)
-    assert products(filtered(b.output(b.act(y)))) == 8
+    assert products(filtered(b.output(b.act(y)))) == 6
 
 
 @given(
     height=st.integers(7, 20),
     width=st.integers(5, 9),
-    taps=st.sampled_from([3, 5, 7]),
+    taps=st.sampled_from([3, 5]),
     columns=st.integers(1, 3),
     top=st.integers(0, 2),
     bottom=st.integers(0, 2),
@@ -186,7 +185,7 @@ def test_the_gradient_by_a_source_means_the_same(
 @given(
     height=st.integers(3, 20),
     width=st.integers(3, 9),
-    taps=st.sampled_from([3, 5, 7]),
+    taps=st.sampled_from([3, 5]),
     top=st.integers(0, 4),
     bottom=st.integers(0, 4),
     batch=st.integers(1, 2),
@@ -203,7 +202,7 @@ def test_any_height_and_padding(height, width, taps, top, bottom, batch):
 def test_another_shape_keeps_its_tiles(height, width):
     before = filtered(convolution((1, 4, 12, 10)))
     graph = Pipeline(NORMALISE, Stage.NORMAL).run(convolution((1, 4, height, width)))
-    after = expand_alike(graph, before, [MergeGroups(), Winograd(), Winograd(most=1.8)])
+    after = expand_alike(graph, before, [MergeGroups(), Winograd(), Winograd(rows=2)])
     verify(after, Stage.NORMAL)
     assert products(after) == products(before)
     inputs = {node.name: torch.randn(node.results[0].dims) for node in graph.input_nodes}
@@ -358,7 +357,7 @@ def test_a_trial_of_many_layers_is_made_anew_once_for_each_rewrite(monkeypatch):
         y = b.conv(y, width, f"conv_{width}", kernel=3, pad_l=1)
     graph, runs = b.output(y), []
     run = Winograd.run
-    monkeypatch.setattr(Winograd, "run", lambda self, graph: runs.append(self.most) or run(self, graph))
+    monkeypatch.setattr(Winograd, "run", lambda self, graph: runs.append(self.rows) or run(self, graph))
     composed = expansions(graph, solver({}))
     assert len(composed) == 8
     assert len(runs) == len(set(runs)), "a trial grows with the layers, so that making it for each takes their square"
@@ -369,10 +368,10 @@ def test_of_many_layers_those_with_most_work_are_tried(monkeypatch):
     y = b.input(1, 16, 12, 12)
     for width in (32, 16, 24, 48, 17):
         y = b.conv(y, width, f"conv_{width}", kernel=3, pad_l=1)
-    monkeypatch.setattr(trial, "MOST_DISTINCT", 4)  # of each layer two tiles, one for a bound of errors
+    monkeypatch.setattr(trial, "MOST_DISTINCT", 2)
     composed = expansions(b.output(y), solver({}))
     # 24 x 48 and 48 x 17 channels; 16 x 24, 32 x 16 and 16 x 32 are fewer products
-    assert composed.keys() == {"conv_48", "conv_17"} and all(len(found) == 2 for found in composed.values())
+    assert composed.keys() == {"conv_48", "conv_17"} and all(len(found) == 1 for found in composed.values())
 
 
 def test_a_trial_has_a_convolution_with_a_residual_sum_beside_what_replaces_it():

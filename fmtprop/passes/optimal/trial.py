@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
-from math import inf, prod
+from math import prod
 from typing import NamedTuple
 
 from fmtprop.ir import Graph, Node, Role, TensorType, Value, ports
@@ -115,7 +115,7 @@ def _alike(graph: Graph, rewrites: Sequence[ExpandingPass], spreads: bool) -> li
             if node.exact and not (spreads and isinstance(rewrite, Winograd)):
                 continue
             growth = rewrite.growth(graph, node)
-            if isinstance(rewrite, Winograd) and not (_is_large(graph, node) and _is_another(graph, node, rewrite)):
+            if isinstance(rewrite, Winograd) and not _is_large(graph, node):
                 continue
             inputs = graph.inputs(node.name)
             types = [(key, graph.type_of(one), constant_behind(graph, one) is not None) for key, one in inputs.items()]
@@ -133,11 +133,6 @@ def _work(graph: Graph, node: Node) -> int:
     # summed channels and the window: the axes after groups, if any, and the result's channels
     summed = graph.type_of(weights).dims[1 - node.results[0].ndim :] if weights is not None else ()
     return node.results[0].size * prod(summed)
-
-
-def _is_another(graph: Graph, node: Node, rewrite: Winograd) -> bool:
-    """Whether the bound of errors changes the tile."""
-    return rewrite.most == inf or Winograd().growth(graph, node) > rewrite.most
 
 
 def _is_large(graph: Graph, node: Node) -> bool:

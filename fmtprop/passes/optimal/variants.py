@@ -13,7 +13,6 @@ from typing import Generic, TypeAlias, TypeVar
 from fmtprop.ir import Graph, Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.base import Pass
-from fmtprop.passes.optimal.accuracy import MOST_GROWTH
 from fmtprop.passes.target import Costs, Setting
 from fmtprop.passes.variants.attention_fusion import attention
 from fmtprop.passes.variants.depthwise_fusion import Fused, fused
@@ -62,7 +61,6 @@ EXPANSIONS: tuple[Variant[ExpandingPass], ...] = (
         Winograd(),
         "VGG-16 0.62, ResNet-50 0.92 (AVX2, docs/performance.md); a training step of U-Net 0.85",
     ),
-    Variant("filtering, finer", Winograd(most=MOST_GROWTH), "VGG-16 0.77 (AVX2, docs/experiments.md)"),
     Variant("norm as convolution", NormAsConvolution(), "DenseNet-121 0.78, 0.84 on AVX-512 (docs/experiments.md)"),
     Variant("depthwise planes", DepthwisePlanes(), "Conv-TasNet 0.40 (AVX-512, docs/experiments.md)"),
     Variant(
