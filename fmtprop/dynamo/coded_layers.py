@@ -1,4 +1,4 @@
-"""Layers that keep their weights as codes, in place of floating numbers: linear layers, and embeddings.
+"""Layers that keep their weights as codes, in place of floating numbers: linear layers, embeddings and experts.
 
 Plans read the codes where they are in the module, so a model's weights are in memory once. Owns the change of a layer
 to such a one; which matrices have codes, and which codes, is decided in
@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from fmtprop import dnnl
+from fmtprop.dynamo.coded_experts import is_experts, keep_codes_of_experts
 from fmtprop.ops.matmul_nbits import MatMulNBits, decoded, encoded
 from fmtprop.passes.precision.compress_weights import BITS, group_of
-from fmtprop.targets.memory import aligned_bytes
+from fmtprop.targets.memory import aligned
 
 #: classes of linear layers -> whether the matrix is [depth, outputs]; transformers' is not imported for its name
 _TURNED = {"torch.nn.modules.linear.Linear": False, "transformers.pytorch_utils.Conv1D": True}
@@ -78,7 +79,7 @@ class CodedEmbedding(_CodedLayer, nn.Embedding):  # type: ignore[override]  # it
 
 
 def keep_codes(model: nn.Module, weights: str | None, embeddings: str | None = None) -> None:
-    """Keep the weights of a model's linear layers as codes, and the tables of its embeddings, where asked.
+    """Keep the weights of a model's linear layers and experts as codes, and the tables of its embeddings, where asked.
 
     Floating numbers are freed one layer after another. A linear layer that has the table of an embedding shares its
     codes.
@@ -88,6 +89,8 @@ def keep_codes(model: nn.Module, weights: str | None, embeddings: str | None = N
     made: dict[int, tuple[torch.Tensor, ...]] = {}
     kept = 0
     for layer in list(model.modules()):
+        if weights is not None and is_experts(layer):
+            kept += keep_codes_of_experts(layer, BITS[weights])
         weight, group = layer._parameters.get("weight"), _group_of(layer)
         wanted = embeddings if embeddings is not None and id(weight) in tables else weights
         if weight is None or group is None or wanted is None or (embeddings is None and _is_embedding(layer)):
@@ -95,7 +98,7 @@ def keep_codes(model: nn.Module, weights: str | None, embeddings: str | None = N
         turned, bits = _TURNED.get(_class_of(layer), False), BITS[wanted]
         if id(weight) not in made:
             codes, scales = encoded(weight.t() if turned else weight, bits, group)
-            made[id(weight)] = (_aligned(codes), _aligned(scales)) if bool(scales.isfinite().all()) else ()
+            made[id(weight)] = (aligned(codes), aligned(scales)) if bool(scales.isfinite().all()) else ()
         if not made[id(weight)]:
             continue
         del layer.weight
@@ -137,9 +140,3 @@ def _group_of(layer: nn.Module) -> int | None:
         return None
     outputs, depth = weight.shape[::-1] if turned else weight.shape
     return group_of(outputs, depth)
-
-
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same numbers where a plan can read them."""
-    flat = aligned_bytes(tensor.nbytes)
-    return flat.view(tensor.dtype).view(tensor.shape).copy_(tensor)

@@ -15,6 +15,7 @@ from fmtprop.ops.eltwise_backward import ELTWISE_BACKWARD
 from fmtprop.ops.embedding_bag import EMBEDDING_BAG, EmbeddingBag
 from fmtprop.ops.gather_nbits import GATHER_NBITS, GatherNBits
 from fmtprop.ops.grouped_matmul import GROUPED_MATMUL, GroupedMatmul
+from fmtprop.ops.grouped_nbits import GROUPED_MATMUL_NBITS, GroupedNBits
 from fmtprop.ops.host import ATEN
 from fmtprop.ops.host_call import HostCall
 from fmtprop.ops.inner_product import INNER_PRODUCT, InnerProduct
@@ -63,6 +64,7 @@ OPS = (
     DECODE_NBITS,
     GATHER_NBITS,
     GROUPED_MATMUL,
+    GROUPED_MATMUL_NBITS,
     LOOKUP,
     ATTENTION,
     VANILLA_RNN,
@@ -131,6 +133,7 @@ __all__ = [
     "Graph",
     "GroupNorm",
     "GroupedMatmul",
+    "GroupedNBits",
     "HostCall",
     "InnerProduct",
     "LayerNorm",

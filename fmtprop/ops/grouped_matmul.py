@@ -6,7 +6,7 @@ Rows are sorted by expert, and `ends` says where each expert's rows end: ``[2, 2
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -67,17 +67,25 @@ def operator(attrs: GroupedMatmul, tensors: Tensors, results: Sequence[torch.Ten
 
 
 def _multiply(src: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor, dst: torch.Tensor) -> None:
-    """Write the products of all groups; RuntimeError if ends decrease or exceed the rows."""
-    start, rows = 0, src.shape[0]
+    """Write the products of all groups."""
+    end = 0
+    for group, rows in groups_of(ends, src.shape[0]):
+        torch.mm(src[rows], weights[group], out=dst[rows])
+        end = rows.stop
+    dst[end:] = 0
+
+
+def groups_of(ends: torch.Tensor, rows: int) -> Iterator[tuple[int, slice]]:
+    """Yield the groups that have rows, with these. Raises RuntimeError if ends decrease or exceed the rows."""
+    start = 0
     for group, end in enumerate(ends.tolist()):
         if not start <= end <= rows:
             raise RuntimeError(
                 f"group {group} ends at row {end}, but ends must not decrease, and there are {rows} rows"
             )
         if start != end:
-            torch.mm(src[start:end], weights[group], out=dst[start:end])
+            yield group, slice(start, end)
         start = end
-    dst[start:] = 0
 
 
 # ---------------------------------------------------------------- importers

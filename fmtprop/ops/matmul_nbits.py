@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Call, Category, Cost, OpDef, Operand, Reads, Sample, TensorType, Value
-from fmtprop.ir.tensors import torch_dtype
+from fmtprop.ir.tensors import data_type, torch_dtype
 from fmtprop.layout import DataType
 
 #: bits of a code -> data type of the bytes that hold codes, and the zero point of a group without one of its own
@@ -232,6 +232,36 @@ def _import(call: Call) -> Value | None:
     return call.emit("matmul_nbits", given, MatMulNBits(call["bits"], call["group"]))
 
 
+@torch.library.custom_op("fmtprop::decode_nbits", mutates_args=())
+def decode_nbits(
+    weights: torch.Tensor,
+    scales: torch.Tensor,
+    zero_points: torch.Tensor | None,
+    bits: int,
+    group: int,
+    depth: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return the matrix as PyTorch computes it; a graph has this as one node."""
+    given = {"weights": weights, "scales": scales, "zero_points": zero_points}
+    attrs = DecodeNBits(bits, group, depth, data_type(dtype).value)
+    return reference_decoded(attrs, {name: one for name, one in given.items() if one is not None})[0]
+
+
+@decode_nbits.register_fake
+def _(
+    weights: torch.Tensor, scales: object, zero_points: object, bits: int, group: int, depth: int, dtype: torch.dtype
+) -> torch.Tensor:
+    return weights.new_empty((weights.shape[0], depth), dtype=dtype)
+
+
+def _import_decoding(call: Call) -> Value | None:
+    given = {name: call[name] for name in ("weights", "scales", "zero_points")}
+    return call.emit(
+        "decode_nbits", given, DecodeNBits(call["bits"], call["group"], call["depth"], call["dtype"].value)
+    )
+
+
 # ---------------------------------------------------------------- samples and declarations
 
 
@@ -308,4 +338,5 @@ DECODE_NBITS = OpDef(
     any_strides=lambda attrs: False,
     short="decode",
     samples=samples_decoded,
+    torch={"fmtprop.decode_nbits.default": _import_decoding},
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fmtprop.passes.base import Pass
 from fmtprop.passes.precision.centred_weights import CentredWeights
 from fmtprop.passes.precision.channel_scales import ChannelScales
+from fmtprop.passes.precision.codes_of_experts import CodesOfExperts
 from fmtprop.passes.precision.dynamic_pairs import DynamicPairs
 from fmtprop.passes.precision.integer_products import IntegerProducts
 from fmtprop.passes.precision.keep_scores import KeepScores
@@ -51,6 +52,7 @@ NORMALISE: tuple[Pass, ...] = (
     ReadVariance(),
     # before constants are folded, and before quantized ones become real numbers
     RecogniseCodes(),
+    CodesOfExperts(),
     # before their steps are pairs
     RecogniseDynamic(),
     DynamicPairs(),
@@ -109,8 +111,8 @@ STRUCTURAL: frozenset[str] = frozenset(
     for one in NORMALISE
     if isinstance(
         one,
-        JoinWrites | JoinGradients | ReadVariance | RecogniseCodes | RecogniseDynamic | DynamicPairs | IntegerProducts
-        | SingleNumbers | RecogniseShuffle | RecogniseFunctions | RecogniseRmsNorm | RecogniseRotary
+        JoinWrites | JoinGradients | ReadVariance | RecogniseCodes | CodesOfExperts | RecogniseDynamic | DynamicPairs
+        | IntegerProducts | SingleNumbers | RecogniseShuffle | RecogniseFunctions | RecogniseRmsNorm | RecogniseRotary
         | RecogniseGroupNorm | RecogniseLrn | FoldPadding | BeforeConcat | FoldBatchNorm | CentredWeights | ShiftedRows
         | JoinAdditions | NestConcats,
     )

@@ -96,7 +96,7 @@ def _ways(node: Node, request: Request) -> Iterator[_Way]:
         yield from gather_kernels(attrs, request)
     elif isinstance(attrs, DecodeNBits):
         yield from decode_kernels(attrs, request)
-    elif isinstance(attrs, MatMulNBits):
+    elif type(attrs) is MatMulNBits:
         yield from nbits_kernels(node, request)
     elif isinstance(attrs, Conv):
         yield from grouped_convolution_kernels(node, request)

@@ -51,6 +51,11 @@ def aligned_bytes(nbytes: int) -> torch.Tensor:
     return raw[-raw.data_ptr() % ALIGNMENT_NBYTES :][:nbytes]
 
 
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a row-major copy of a tensor where a plan can read it."""
+    return aligned_bytes(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
 def huge_bytes(nbytes: int) -> torch.Tensor:
     """Return flat uint8 memory for an arena: zeros, on transparent huge pages if the system grants them.
 

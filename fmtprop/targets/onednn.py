@@ -22,6 +22,7 @@ from fmtprop.passes.assignment.formats import plain, worth_trying
 from fmtprop.passes.target import AS_GRADIENT, Candidate, Request, is_loop
 from fmtprop.targets.arguments import tail_arguments
 from fmtprop.targets.executable import Provider
+from fmtprop.targets.experts import ExpertsImplementation, experts_candidates
 from fmtprop.targets.kernel import KernelImplementation
 from fmtprop.targets.kernels import kernel_candidates
 from fmtprop.targets.known_bad import known_bad
@@ -126,6 +127,7 @@ class OneDnnTarget(Provider):
             yield from self._with_kernel(node, request, kernel)
         yield from self._not_rejected(node, kernel_candidates(node, request))
         yield from self._not_rejected(node, recurrent_candidates(node, request))
+        yield from self._not_rejected(node, experts_candidates(node, request))
 
     def _not_rejected(self, node: Node, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         for candidate in candidates:
@@ -447,4 +449,4 @@ def _loses_in_sigmoid(node: Node, pd: dnnl.PrimitiveDesc) -> bool:
     return is_plain or (pd.kind == "convolution" and pd.impl == "x64:gemm:jit")
 
 
-KernelImplementation.offered_by = OneDnnTarget
+KernelImplementation.offered_by = ExpertsImplementation.offered_by = OneDnnTarget

@@ -12,7 +12,7 @@ from fmtprop.ir import Graph, Node, TensorType, Value
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.tensors import materialise
 from fmtprop.layout import DataType
-from fmtprop.ops import InnerProduct, MatMul, Reshape
+from fmtprop.ops import GroupedMatmul, GroupedNBits, InnerProduct, MatMul, Reshape
 from fmtprop.ops.matmul_nbits import CODES, MatMulNBits, encoded, row_blocks
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, insert, is_constant, new_constant
@@ -41,7 +41,7 @@ class CompressWeights(NodePass):
     bits: int = 8
 
     def _visit(self, graph: Graph, node: Node) -> None:
-        found = _rows_of(graph, node)
+        found = _experts_of(graph, node) if isinstance(node.attrs, GroupedMatmul) else _rows_of(graph, node)
         if found is None:
             return
         read, outputs, depth = found
@@ -49,7 +49,11 @@ class CompressWeights(NodePass):
         if group is None or not is_finite(read()):
             return
         codes = coded(graph, node, read, (outputs, depth), self.bits, group)
-        multiply_codes(graph, node, {**graph.inputs(node.name), **codes}, MatMulNBits(self.bits, group))
+        inputs = {**graph.inputs(node.name), **codes}
+        if isinstance(node.attrs, GroupedMatmul):
+            bypass(graph, node, [insert(graph, node, GroupedNBits(self.bits, group), **inputs)])
+        else:
+            multiply_codes(graph, node, inputs, MatMulNBits(self.bits, group))
 
 
 def group_of(outputs: int, depth: int) -> int | None:
@@ -99,6 +103,17 @@ def multiply_codes(graph: Graph, node: Node, inputs: dict[str, Value], attrs: Ma
         inputs["bias"] = insert(graph, node, Reshape((outputs,)), src=inputs["bias"])
     product = node.with_(name=graph.fresh_name("fc"), op="matmul_nbits", attrs=attrs)
     bypass(graph, node, graph.insert(product, inputs, before=node.name))
+
+
+def _experts_of(graph: Graph, node: Node) -> tuple[Callable[[], torch.Tensor], int, int] | None:
+    """Return what makes the matrix [groups * outputs, depth] of products of groups with a constant, and its dims."""
+    weights = graph.inputs(node.name)["weights"]
+    type_ = graph.type_of(weights)
+    if not is_constant(graph, weights) or not type_.dtype.is_floating or type_.dtype is DataType.F64 or node.post_ops:
+        return None
+    groups, depth, outputs = type_.dims
+    data: Any = graph.constants[weights.node]
+    return lambda: materialise(data, type_).transpose(1, 2).reshape(-1, depth), groups * outputs, depth
 
 
 def _rows_of(graph: Graph, node: Node) -> tuple[Callable[[], torch.Tensor], int, int] | None:

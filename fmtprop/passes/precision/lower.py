@@ -7,11 +7,14 @@ from typing import Protocol
 
 from fmtprop.ir import Category, Graph, Node, OpDef, Role, Value, opdef, ports
 from fmtprop.layout import DataType
-from fmtprop.ops import Attention, MatMulNBits, Reorder, emit
+from fmtprop.ops import Attention, GroupedNBits, MatMulNBits, Reorder, emit
 from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import shown, unused_name, way_from_compute
 from fmtprop.passes.precision.wide import is_compute, wide_values
 from fmtprop.passes.rewrites.few_rows import is_of_few_rows
+
+#: attributes of products with codes
+_OF_CODES = (MatMulNBits, GroupedNBits)
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ class _Conversion:
         inputs_before = self.source.inputs(node.name)
         original = {name: self.source.type_of(value).dtype for name, value in inputs_before.items()}
         # rows that codes multiply are integers, if they are bf16; the kernel's results have the type of its rows
-        multiplies_codes = type(node.attrs) is MatMulNBits and self.dtype is DataType.BF16 and not self._is_wide(node)
+        multiplies_codes = type(node.attrs) in _OF_CODES and self.dtype is DataType.BF16 and not self._is_wide(node)
         by_pytorch = declaration.category is Category.HOST and declaration.linear is not None
         compute = declaration.category is Category.COMPUTE or by_pytorch or multiplies_codes
         arrives = {name: self.out.type_of(value).dtype for name, value in inputs.items()}
