@@ -23,6 +23,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from fmtprop.archive.pytorch import define_quantized_operators
 from fmtprop.archive.source_text import is_name, is_path, is_text
 from fmtprop.errors import ImportModelError
 
@@ -88,7 +89,7 @@ def check_program(data: bytes, where: str) -> None:
     """Check a serialized exported program, and have PyTorch define the operators that it defines only on request."""
     program = parse_json(data, where)
     if b"quantized_decomposed" in data:
-        import torch.ao.quantization.fx._decomposed  # noqa: F401
+        define_quantized_operators()
     if not isinstance(program, dict):
         raise ImportModelError(f"{where} is not an exported program: a JSON {type(program).__name__}")
     # the field, its content, and whether it is part of a node's arguments

@@ -109,7 +109,7 @@ class Inductor(Peer):
             with torch.no_grad(), autocast(self.precision):
                 return compiled(*inputs)
 
-        from torch._dynamo.exc import BackendCompilerFailed
+        from fmtprop.training.pytorch import BackendCompilerFailed
 
         try:
             with _quiet("torch"):

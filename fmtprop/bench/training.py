@@ -33,6 +33,7 @@ from fmtprop.report import Comparison
 from fmtprop.report.comparison import Measure
 from fmtprop.runtime.process import use_threads
 from fmtprop.training.module import TrainingModule
+from fmtprop.training.pytorch import AnyDropout, BackendCompilerFailed
 from fmtprop.training.rival import rival_of
 
 #: makes the same module each time; picklable for a race
@@ -203,7 +204,7 @@ def prepare_step(make: Make, contender: Contender, file: Path, threads: int) -> 
         step = replace(step, module=module, inputs=inputs)
     try:
         figures = figures_of(step, call, precision)
-    except torch._dynamo.exc.BackendCompilerFailed as error:
+    except BackendCompilerFailed as error:
         raise FmtpropError(f"{contender.name} cannot compile this step: {error}") from error
     for reason in [one.reason for one in call.steps if one.net is None] if isinstance(call, TrainingModule) else ():
         warnings.warn(f"contender {contender.name}: PyTorch runs a step: {reason}", RuntimeWarning, stacklevel=2)
@@ -230,7 +231,7 @@ def without_dropout(make: Make) -> Made:
     """Make a module without dropout, since no two ways to run it draw alike."""
     step = make()
     for part in step.module.modules():
-        if isinstance(part, nn.modules.dropout._DropoutNd):
+        if isinstance(part, AnyDropout):
             part.p = 0.0
     return step
 

@@ -7,6 +7,7 @@ import traceback
 from torch import nn
 
 from fmtprop.errors import IN_PLACE_REMEDY
+from fmtprop.ops.pytorch import DynamicOutputShapeException
 
 
 def depends_on_data(error: Exception) -> bool:
@@ -18,8 +19,6 @@ def depends_on_data(error: Exception) -> bool:
 
 def export_failure(module: nn.Module, error: Exception) -> str:
     """Return the message about a module that torch.export refused, with the place and a remedy."""
-    from torch._subclasses.fake_tensor import DynamicOutputShapeException
-
     if depends_on_data(error):
         return (
             f"torch.export cannot export {type(module).__name__}: {_running(module, error)} takes a branch or a size "

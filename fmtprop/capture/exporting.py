@@ -19,8 +19,6 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.func import functional_call
-from torch.fx import graph_module
-from torch.fx.experimental import _config as symbolic_shapes
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
@@ -28,6 +26,7 @@ from fmtprop.archive.source_text import check_keywords
 from fmtprop.capture.example_of_one import allow_one, of_two
 from fmtprop.capture.export_failures import depends_on_data, export_failure
 from fmtprop.capture.known_numbers import KnownNumbers
+from fmtprop.capture.pytorch import FUNCTORCH, names_of_exporter, sizes_of_one, sources
 from fmtprop.capture.state import attributes_kept, warn_of_state
 from fmtprop.capture.torch_log import held_back
 from fmtprop.errors import ImportModelError
@@ -96,7 +95,7 @@ def _sources_dropped() -> Iterator[None]:
 
     It keeps them for tracebacks until the process ends: 0.2 to 0.4 MB for each export.
     """
-    kept = graph_module._loader.eval_cache
+    kept = sources
     before = set(kept)
     try:
         yield
@@ -109,9 +108,7 @@ def _sources_dropped() -> Iterator[None]:
 @contextmanager
 def _graphs_unprinted() -> Iterator[None]:
     """Keep the exporter from printing the graph that it has when it fails: the error is one line."""
-    from torch.export import _trace  # imports sympy
-
-    names = vars(_trace)
+    names = names_of_exporter()
     names["print"] = lambda *args, **kwargs: None
     try:
         yield
@@ -174,7 +171,7 @@ def _exported(
         numbers = KnownNumbers(module)
         known = nullcontext() if strict else module.register_forward_pre_hook(numbers.begin)
         data = nullcontext() if strict else _Unseen(numbers)
-        sizes = symbolic_shapes.patch(backed_size_oblivious=ones_are_sizes)  # type: ignore[attr-defined]
+        sizes = sizes_of_one(ones_are_sizes)
         try:
             with sizes, data, watched, known:
                 program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
@@ -212,7 +209,7 @@ def _has_transforms(program: ExportedProgram) -> bool:
     functions = (node.target for node in program.graph.nodes if node.op == "call_function")
     results = program.graph_signature.output_specs
     are_none = all(getattr(one.arg, "value", one) is None for one in results)
-    return are_none or any(getattr(one, "__module__", "").startswith("torch._functorch") for one in functions)
+    return are_none or any(getattr(one, "__module__", "").startswith(FUNCTORCH) for one in functions)
 
 
 class _Unseen(TorchFunctionMode):

@@ -17,22 +17,23 @@ from fmtprop.archive.source_text import check_keywords, check_parameter
 from fmtprop.capture.call_by_call import made_functional
 from fmtprop.capture.export_failures import first_lines
 from fmtprop.capture.in_place import shows_a_source, with_aliases, with_copies, with_windows
+from fmtprop.capture.pytorch import names_of_operators
 from fmtprop.capture.run_time_checks import drop_checks, index_by_tensors
 from fmtprop.errors import IN_PLACE_REMEDY, ImportModelError
-from fmtprop.ops.pytorch import OpOverload
+from fmtprop.ops.pytorch import FakeTensor, OpOverload
 
 #: where operators on tensors of the CPU are dispatched to, those without data included
-_CPU_KEYS = tuple(getattr(torch._C.DispatchKey, name) for name in ("CPU", "Meta", "AutogradCPU", "AutogradMeta"))
+_CPU_KEYS = tuple(getattr(torch.DispatchKey, name) for name in ("CPU", "Meta", "AutogradCPU", "AutogradMeta"))
 
 #: the kernel of an operator that is made of others
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_COMPOSITE = torch.DispatchKey.CompositeImplicitAutograd
 
 
 def functionalised(program: ExportedProgram) -> ExportedProgram:
     """Return the program without in-place ops."""
     _check_names(program)
     for name, tensor in {**program.state_dict, **program.constants}.items():
-        if isinstance(tensor, torch._subclasses.FakeTensor):  # torch would run operators on it, and crash
+        if isinstance(tensor, FakeTensor):  # torch would run operators on it, and crash
             raise ImportModelError(
                 f"constant {name!r} has no data: the model was exported under FakeTensorMode, or reads tensor.data in "
                 "its forward pass, which torch.export cannot trace: use tensor.detach()"
@@ -105,18 +106,18 @@ def _operators_of_the_cpu() -> Iterator[None]:
     To make a program functional, it gives each of 500 composite operators a function for each of 21 kinds of devices,
     and asks C++ for the operators of all namespaces once for each of them.
     """
-    from torch._export import utils  # imports sympy
     from torch.export import exported_program
 
+    operators = names_of_operators()
     keys = {name: keys for name, keys in vars(exported_program).items() if name.endswith("_KEYS_TO_OVERRIDE")}
-    look_ups = {name: look_up for name, look_up in vars(utils).items() if name == "_materialize_cpp_cia_ops"}
+    look_ups = {name: look_up for name, look_up in operators.items() if name == "_materialize_cpp_cia_ops"}
     vars(exported_program).update({name: [key for key in keys[name] if key in _CPU_KEYS] for name in keys})
-    vars(utils).update({name: functools.cache(look_ups[name]) for name in look_ups})
+    operators.update({name: functools.cache(look_ups[name]) for name in look_ups})
     try:
         yield
     finally:
         vars(exported_program).update(keys)
-        vars(utils).update(look_ups)
+        operators.update(look_ups)
 
 
 def _check_names(program: ExportedProgram) -> None:

@@ -15,7 +15,7 @@ from torch import fx
 
 from fmtprop.capture.fx_import import copied
 from fmtprop.errors import ImportModelError
-from fmtprop.ops.pytorch import OpOverload
+from fmtprop.ops.pytorch import OpOverload, is_alias
 
 #: errors of PyTorch's tracers about in-place calls that eager PyTorch computes
 _REFUSALS = ("Cannot view a tensor", "modified by an inplace operation")
@@ -145,14 +145,14 @@ def _is_view(node: fx.Node) -> bool:
         return False
     # a part of several results: they tell whether these are views
     is_part = node.target is getitem and not isinstance(_value(node.args[0]), torch.Tensor)
-    return is_part or torch._C._is_alias_of(tensor, source)  # type: ignore[attr-defined]
+    return is_part or is_alias(tensor, source)
 
 
 def shows_a_source(node: fx.Node) -> bool:
     """Return whether a call's result shares memory with an operand, as recorded."""
     made = _tensor(node)
     read = [tensor for tensor in map(_tensor, node.all_input_nodes) if tensor is not None]
-    return made is not None and any(torch._C._is_alias_of(made, tensor) for tensor in read)  # type: ignore[attr-defined]
+    return made is not None and any(is_alias(made, tensor) for tensor in read)
 
 
 def _tensor(node: object) -> torch.Tensor | None:

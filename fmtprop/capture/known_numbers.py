@@ -59,7 +59,7 @@ class KnownNumbers:
         return [leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
 
     def _computed(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        with without_modes(), torch._C.DisableTorchFunction(), suppress(Exception):
+        with without_modes(), torch.DisableTorchFunction(), suppress(Exception):
             real = tree_map_only(torch.Tensor, lambda one: self._known[one].clone(), (args, dict(kwargs)))
             return func(*real[0], **real[1])
         return None

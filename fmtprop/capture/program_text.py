@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 
 from fmtprop.archive.program_safety import check_program, check_relation
 from fmtprop.capture.exporting import exporting
+from fmtprop.capture.pytorch import deserialized, detect_fake_mode, functions_of_sizes, guard_of, serialized
 from fmtprop.capture.specialise import Sizes
 from fmtprop.capture.torch_export import Exported
 from fmtprop.capture.torch_log import held_back
@@ -25,8 +26,6 @@ from fmtprop.ops.pytorch import tree_structure
 
 def text_of(exported: Exported) -> tuple[bytes, list[str]]:
     """Return the text of a program, and the relations of sizes that decided its branches."""
-    from torch._export.serde import serialize
-
     if exported.guards is not None:
         raise ImportModelError("it was read from a file, and has branches that sizes decide")
     bare = copy.copy(exported.program)
@@ -46,7 +45,7 @@ def text_of(exported: Exported) -> tuple[bytes, list[str]]:
     relations = [_written(one) for one in (*sizes.relations, *larger) if one != True]  # noqa: E712 - sympy's own
     try:
         with exporting():
-            text = serialize.serialize(bare).exported_program
+            text = serialized(bare)
     except Exception as error:  # PyTorch's serializer raises anything
         raise ImportModelError(f"PyTorch cannot write its program: {str(error).splitlines()[0]}") from error
     check_program(text, "its program")
@@ -65,15 +64,12 @@ def program_of(
 
     `state`, `constants`: the tensors of a program's ``state_dict`` and ``constants``.
     """
-    from torch._export.serde import serialize
-
     check_program(text, "the program")
     for relation in relations:
         check_relation(relation, "the program")
     try:
         with exporting(), held_back():
-            artifact = serialize.SerializedArtifact(text, dict(state), dict(constants), {})  # type: ignore[arg-type]
-            program = serialize.deserialize(artifact)
+            program = deserialized(text, dict(state), dict(constants))
             _relate(program, relations)
     except FmtpropError:
         raise
@@ -99,17 +95,15 @@ def _written(relation: Any) -> str:
 def _relate(program: ExportedProgram, relations: Sequence[str]) -> None:
     """Give a program the relations that decided its branches: PyTorch's own text lacks them."""
     import sympy
-    from torch._guards import ShapeGuard, SLoc
-    from torch.utils._sympy import functions
 
     recorded = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
-    mode = torch._guards.detect_fake_mode(recorded)
+    mode = detect_fake_mode(recorded)
     if not relations or mode is None or mode.shape_env is None:
         return
-    names = {key: value for key, value in vars(functions).items() if isinstance(value, type)}
+    names = functions_of_sizes()
     sizes: list[Any] = [size for _, value in Sizes(program).inputs for size in value.shape if not isinstance(size, int)]
     symbols = {symbol.name: symbol for size in sizes for symbol in size.node.expr.free_symbols}
     for text in relations:
-        read = sympy.sympify(text, locals=names)
-        own = read.subs({one: symbols[one.name] for one in read.free_symbols if one.name in symbols})
-        mode.shape_env.guards.append(ShapeGuard(own, SLoc(None, None), False))
+        given = sympy.sympify(text, locals=names)
+        own = given.subs({one: symbols[one.name] for one in given.free_symbols if one.name in symbols})
+        mode.shape_env.guards.append(guard_of(own))

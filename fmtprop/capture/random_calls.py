@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 
+from fmtprop.capture.pytorch import run_and_save_rng_state, run_with_rng_state
 from fmtprop.errors import ImportModelError
 from fmtprop.ops.host_call import draws_random_numbers
 from fmtprop.ops.pytorch import OpOverload

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from fmtprop.capture.fx_import import origin_of
+from fmtprop.capture.pytorch import to_number
 from fmtprop.capture.torch_call import UNCHECKED
 from fmtprop.ops.pytorch import OperatorBase, OpOverload
 
@@ -61,7 +62,7 @@ def index_by_tensors(graph: fx.Graph) -> None:
 
 def reads_a_number(node: fx.Node) -> bool:
     """Return whether a call makes a Python number of a tensor."""
-    return node.target in (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default, _START)
+    return node.target in (torch.ops.aten.item.default, to_number, _START)
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:

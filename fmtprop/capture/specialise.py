@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import TensorArgument
 from torch.fx.node import map_arg
 
 from fmtprop.capture.fx_import import Calls, placeholders
 from fmtprop.capture.program_import import user_inputs
+from fmtprop.capture.pytorch import detect_fake_mode
 from fmtprop.capture.run_time_checks import reads_a_number
 from fmtprop.errors import ImportModelError, InputError
-from fmtprop.ops.pytorch import HigherOrderOperator, OpOverload
+from fmtprop.ops.pytorch import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload
 
 #: PyTorch's folder, and the parts of it that compute types and strides of results
 _TORCH = Path(torch.__file__).parent
@@ -177,7 +177,7 @@ def specialised(program: ExportedProgram, given: Sequence[torch.Tensor]) -> Expo
     Sizes(program).check(given)
     names = [spec.arg.name for spec in user_inputs(program) if isinstance(spec.arg, TensorArgument)]
     recorded = [node.meta.get("val") for node in placeholders(program)]
-    mode = torch._guards.detect_fake_mode(recorded) or FakeTensorMode()
+    mode = detect_fake_mode(recorded) or FakeTensorMode()
     known: dict[str, Any]
     with mode:
         known = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in zip(names, given, strict=True)}

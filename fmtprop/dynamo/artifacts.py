@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fmtprop.compiling.choices import choices_of, choices_text, key_of_graph
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
+from fmtprop.dynamo.pytorch import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.graph import Graph
 
@@ -35,7 +36,6 @@ def keep(key: str, content: bytes) -> None:
 
 
 try:
-    from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
 
     @CacheArtifactFactory.register
     class RegionArtifact(CacheArtifact):
@@ -51,7 +51,7 @@ try:
             return _TYPE
 
     _RECORD = CacheArtifactManager.record_artifact
-except (ImportError, AttributeError, TypeError):  # PyTorch of before has no artefacts of others
+except (AttributeError, TypeError):  # PyTorch of before has no artefacts of others
     _RECORD = None  # type: ignore[assignment]
 
 

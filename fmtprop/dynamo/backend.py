@@ -15,9 +15,6 @@ from dataclasses import fields, replace
 from typing import Any
 
 from torch import fx
-from torch._dynamo.backends import registry
-from torch._dynamo.utils import counters
-from torch._functorch._aot_autograd.schemas import OutputType, PlainTensorMeta
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fmtprop.capture.fx_import import placeholders
@@ -35,8 +32,9 @@ from fmtprop.dynamo.pieces import (
     without_repeats,
     without_writes,
 )
+from fmtprop.dynamo.pytorch import OWN_MEMORY, PlainTensorMeta, backends, counters, saves_functions
 from fmtprop.dynamo.region import InPyTorch, LeftToPyTorch, Region
-from fmtprop.dynamo.saved_graph import SavedGraph, is_wanted
+from fmtprop.dynamo.saved_graph import SavedGraph
 from fmtprop.errors import OptionError
 from fmtprop.targets.registry import provider
 from fmtprop.training.capture import metadata_now, training_backend
@@ -59,7 +57,7 @@ class StepCounter:
         self._hook.remove()
 
     def _count(self, *_: Any) -> None:
-        if "fmtprop" not in registry._COMPILER_FNS or not counters["frames"]["total"]:
+        if "fmtprop" not in backends or not counters["frames"]["total"]:
             return  # torch.compile was not asked for the backend, or its result was not called
         if counters["stats"]["unique_graphs"]:
             return  # another backend's
@@ -91,9 +89,6 @@ _MODES: Mapping[str | None, str | None] = {
 #: option of this door alone
 _GROW = "grow_caches"
 
-#: results without a tensor that they share memory with
-_OWN_MEMORY = (OutputType.non_alias, OutputType.unsafe_view_alias)
-
 #: a function that is called with each new region and training step
 Observer = Callable[[Any], None]
 
@@ -117,7 +112,7 @@ def backend(
     option is unknown, or a value is not one of its values, and UnsupportedOpError if this CPU lacks f16.
     """
     _WATCH.end()
-    if is_wanted():
+    if saves_functions():
         return SavedGraph.of(module, (mode, dict(options or {})))
     return made(module, example_inputs, mode, options)
 
@@ -262,7 +257,7 @@ def _adds_nothing() -> bool:
     metadata = metadata_now()
     return (
         metadata is not None
-        and all(one.output_type in _OWN_MEMORY for one in metadata.output_info)
+        and all(one.output_type in OWN_MEMORY for one in metadata.output_info)
         and all(isinstance(one, PlainTensorMeta) for one in metadata.subclass_inp_meta)
         and not (metadata.num_intermediate_bases or metadata.tokens or metadata.is_rng_op_functionalized)
         and metadata.grad_enabled_mutation is None

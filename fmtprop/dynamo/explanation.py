@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from fmtprop.dynamo.backend import options_of, regions_by
+from fmtprop.dynamo.pytorch import config
+from fmtprop.dynamo.pytorch import explain as explain_breaks
 from fmtprop.dynamo.region import Ready, Region
 
 
@@ -61,10 +63,10 @@ def explain(model: Any, *args: Any, options: dict[str, Any] | None = None, **kwa
     regions: list[Region] = []
     compiled: Any = torch.compile(model, backend=regions_by(options_of(None, options), regions.append))
     # torch.compile counts captures by code, and all modules of torch.nn share one code
-    without_limit = torch._dynamo.config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize)
+    without_limit = config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize)
     with torch.no_grad(), without_limit:
         compiled(*args, **kwargs)
-        breaks = torch._dynamo.explain(model)(*args, **kwargs).break_reasons
+        breaks = explain_breaks(model)(*args, **kwargs).break_reasons
     found = tuple((region.module, outcome) for region in regions for outcome in region.outcomes)
     return Explanation(found, tuple(str(one.reason) for one in breaks))
 

@@ -15,18 +15,9 @@ from torch import fx
 
 from fmtprop.capture.fx_import import placeholders
 from fmtprop.dynamo import artifacts
-
-try:
-    from torch._dynamo.aot_compile_types import SerializableCallable
-except ImportError:  # PyTorch of before saves no functions
-    SerializableCallable = object  # type: ignore[misc, assignment]
+from fmtprop.dynamo.pytorch import SerializableCallable, pickled, unpickled
 
 _STATIC = "_dynamo_static_input_type"
-
-
-def is_wanted() -> bool:
-    """Return whether PyTorch compiles a graph to save it: then alone it compiles without a key."""
-    return bool(getattr(torch._functorch.config, "bypass_autograd_cache_key", False))
 
 
 class SavedGraph(SerializableCallable):
@@ -45,12 +36,9 @@ class SavedGraph(SerializableCallable):
     @classmethod
     def of(cls, module: fx.GraphModule, how: tuple[str | None, Mapping[str, Any]]) -> SavedGraph:
         """Return a captured graph."""
-        from torch.fx._graph_pickler import GraphPickler, Options  # imports Inductor, which no other graph needs
-
-        pickler = Options(ops_filter=None, node_metadata_key_filter=lambda key: False)
         inputs = enumerate(placeholders(module))
         static = tuple(i for i, node in inputs if node.meta.get("tensor_dict", {}).get(_STATIC))
-        return cls(GraphPickler.dumps(module, pickler), static, how)
+        return cls(pickled(module), static, how)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph; the first call with some shapes compiles it, with what an earlier process learned."""
@@ -62,11 +50,7 @@ class SavedGraph(SerializableCallable):
         return run(*args, **kwargs)
 
     def _compiled(self, args: tuple[Any, ...]) -> Callable[..., Any]:
-        from torch._subclasses import FakeTensorMode
-        from torch.fx._graph_pickler import GraphPickler
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-        module: Any = GraphPickler.loads(self.graph, FakeTensorMode(shape_env=ShapeEnv()))
+        module = unpickled(self.graph)
         module.meta["dynamo_compile_id"], module._param_name_to_source = None, {}
         for place, node in enumerate(placeholders(module)):
             node._dynamo_source = None

@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from fmtprop.dnnl.output import flush_output
 from fmtprop.errors import FmtpropError
+from fmtprop.lens.pytorch import current_node, next_number
 from fmtprop.ops.pytorch import TorchDispatchMode
 from fmtprop.verbose import Execution, executions_of
 from fmtprop.verbose.parse import MARKER
@@ -80,12 +81,12 @@ class _Modules(threading.local):
 
     def place(self) -> _Place:
         """Return the place of the operator that is called now."""
-        node = torch._C._current_autograd_node() if not self.stack else None
+        node = current_node() if not self.stack else None
         place = self.places.get(node._sequence_nr()) if node is not None else None
         if place is None:
             place = _Place(*(self.stack[-1] if self.stack else ("", "")), _line())
         # a differentiable operator has just got its number; any other one finds a number that has its place already
-        self.places.setdefault(torch._C._autograd._get_sequence_nr() - 1, place)
+        self.places.setdefault(next_number() - 1, place)
         if len(self.places) > _MOST_PLACES:
             del self.places[next(iter(self.places))]
         return place
@@ -166,7 +167,7 @@ class Tracer:
     def _enter(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         running = self._modules
         # a checkpoint that runs again in the backward pass is a part of the model that ran last
-        if not running.stack and torch._C._current_autograd_node() is None:
+        if not running.stack and current_node() is None:
             running.names = {id(part): name for name, part in module.named_modules(remove_duplicate=True)}
             running.subject = self._subject(module, inputs)
         running.stack.append((running.names.get(id(module), type(module).__name__), type(module).__name__))

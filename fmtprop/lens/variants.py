@@ -108,11 +108,8 @@ def _mkldnn(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Run:
 
 
 def _inductor(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Run:
-    import torch._inductor.config as settings
-
-    with settings.patch(freezing=True):
-        compiled = torch.compile(copy.deepcopy(module))
-        compiled(*inputs)
+    compiled = torch.compile(copy.deepcopy(module), options={"freezing": True})
+    compiled(*inputs)
     return lambda: compiled(*inputs)
 
 

@@ -16,6 +16,7 @@ from fmtprop.ir import Attrs, Call, Cost, Importer, Onnx, TensorType, Value, Wri
 from fmtprop.ir.op import Category, OpDef, Operand, PostOpForm, Sample
 from fmtprop.layout import DataType
 from fmtprop.ops.building import Ready, Tensors, is_native, primitive_of
+from fmtprop.ops.pytorch import elu, hardsigmoid, hardswish, leaky_relu, mish
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PostOps
@@ -49,9 +50,9 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor, float, float], torch.Tensor]] = {
 #: algorithm -> a function of alpha and beta, which returns PyTorch's operator that writes its result to a tensor, and
 #: the operator's arguments after the source; it returns nothing if no single operator exists
 _WRITING: dict[str, Callable[[float, float], tuple[Any, ...]]] = {
-    "relu": lambda alpha, beta: (torch._C._nn.leaky_relu, alpha) if alpha else (torch.clamp_min, 0.0),
+    "relu": lambda alpha, beta: (leaky_relu, alpha) if alpha else (torch.clamp_min, 0.0),
     "tanh": lambda alpha, beta: (torch.tanh,),
-    "elu": lambda alpha, beta: (torch._C._nn.elu, alpha),
+    "elu": lambda alpha, beta: (elu, alpha),
     "square": lambda alpha, beta: (torch.square,),
     "abs": lambda alpha, beta: (torch.abs,),
     "sqrt": lambda alpha, beta: (torch.sqrt,),
@@ -62,13 +63,13 @@ _WRITING: dict[str, Callable[[float, float], tuple[Any, ...]]] = {
     "log": lambda alpha, beta: (torch.log,),
     "clip": lambda alpha, beta: (torch.clamp, alpha, beta),
     "pow": lambda alpha, beta: (torch.pow, beta) if alpha == 1.0 else (None,),
-    "gelu_erf": lambda alpha, beta: (torch._C._nn.gelu,),
+    "gelu_erf": lambda alpha, beta: (F.gelu,),
     "round": lambda alpha, beta: (torch.round,),
-    "soft_relu": lambda alpha, beta: (torch._C._nn.softplus, alpha, _LINEAR_FROM),
-    "mish": lambda alpha, beta: (torch._C._nn.mish,),
-    "gelu_tanh": lambda alpha, beta: (partial(torch._C._nn.gelu, approximate="tanh"),),
-    "hardsigmoid": lambda alpha, beta: (torch._C._nn.hardsigmoid,) if is_usual(alpha, beta) else (None,),
-    "hardswish": lambda alpha, beta: (torch._C._nn.hardswish,) if is_usual(alpha, beta) else (None,),
+    "soft_relu": lambda alpha, beta: (F.softplus, alpha, _LINEAR_FROM),
+    "mish": lambda alpha, beta: (mish,),
+    "gelu_tanh": lambda alpha, beta: (partial(F.gelu, approximate="tanh"),),
+    "hardsigmoid": lambda alpha, beta: (hardsigmoid,) if is_usual(alpha, beta) else (None,),
+    "hardswish": lambda alpha, beta: (hardswish,) if is_usual(alpha, beta) else (None,),
 }
 
 #: where PyTorch's softplus of f32 is its argument

@@ -19,6 +19,12 @@ from fmtprop.ops import host_facts
 from fmtprop.ops.building import is_native, normalised_axis
 from fmtprop.ops.host_call import HostCall, host_call
 from fmtprop.ops.host_operator import make_call, operator
+from fmtprop.ops.pytorch import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    enable_python_dispatcher,
+)
 from fmtprop.ops.view_attrs import permuted
 from fmtprop.ops.without_data import result_of
 from fmtprop.system.printable import first_line
@@ -68,9 +74,6 @@ def _on_fakes(attrs: HostCall, types: Mapping[str, TensorType]) -> tuple[torch.T
     This dispatcher prefers PyTorch's decompositions in Python, which do not read numbers; `istft` in C++ checks the sum
     of its windows.
     """
-    from torch._dispatch.python import enable_python_dispatcher
-    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-
     with FakeTensorMode(), enable_python_dispatcher():
         tensors = {name: torch.empty(t.dims, dtype=torch_dtype(t.dtype)) for name, t in types.items()}
         try:

@@ -22,7 +22,7 @@ from fmtprop.ir.json_text import parse_json
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType
-from fmtprop.ops.pytorch import OpOverload, OpOverloadPacket
+from fmtprop.ops.pytorch import OpOverload, OpOverloadPacket, has_kernel
 
 #: namespaces of overloads that a file may name: functions of tensors, which do not read or write files
 NAMESPACES = ("aten", "prims", "torchvision")
@@ -208,7 +208,7 @@ def _resolve(target: str) -> Any:
         raise UnsupportedOpError(f"PyTorch {torch.__version__} has no overload {target}{hint}")
     returns = [str(result.real_type) for result in function._schema.returns]
     # Operators that only TorchScript knows (save, print, …) have no kernel in the dispatcher.
-    known = torch._C._dispatch_has_kernel(function.name())  # type: ignore[no-untyped-call]
+    known = has_kernel(function.name())  # type: ignore[no-untyped-call]
     if not known or not returns or any("Tensor" not in r for r in returns):
         raise UnsupportedOpError(f"{target} cannot be called from a graph: it is not a function that returns tensors")
     if function._schema.is_mutable:

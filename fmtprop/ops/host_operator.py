@@ -18,6 +18,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.ops import host_facts
 from fmtprop.ops.building import Copying, Ready, Tensors
 from fmtprop.ops.host_call import CallOperand, HostCall, Resolved, arguments_of, in_place_form, prepare
+from fmtprop.ops.pytorch import BINDINGS, has_kernel_for
 from fmtprop.ops.without_data import result_of
 
 #: a call with an overload for given memory that replaces the memory's strides by the source's
@@ -145,7 +146,7 @@ def operator(attrs: HostCall, tensors: Tensors, results: Sequence[torch.Tensor |
 def _may_share(function: Any) -> bool:
     """Return whether a result may be a view of an argument: declared so, by functions called within, or of a user's."""
     is_view = any(result.alias_info is not None for result in function._schema.returns)
-    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
+    is_composite = has_kernel_for(function.name(), "CompositeImplicitAutograd")
     return is_view or is_composite or function.namespace != "aten"
 
 
@@ -188,10 +189,6 @@ class _TrialCall(NamedTuple):
         return [made is not None and made.is_complex() for made in self.made]
 
 
-#: PyTorch's generated bindings
-_BINDINGS = tuple(getattr(torch._C, module) for module in ("_VariableFunctions", "_fft", "_linalg", "_special", "_nn"))
-
-
 @lru_cache(maxsize=1024)
 def _tried(attrs: HostCall, operands: tuple[tuple[str, torch.dtype, torch.Size], ...], count: int) -> _TrialCall | None:
     """Make a call on tensors without data; return None if a complex result cannot be excluded."""
@@ -218,7 +215,7 @@ def binding_of(function: Any) -> Any:
     name = name.partition(".")[0]
     if namespace != "aten":
         return None
-    return next(filter(None, (getattr(bindings, name, None) for bindings in _BINDINGS)), None)
+    return next(filter(None, (getattr(bindings, name, None) for bindings in BINDINGS)), None)
 
 
 @lru_cache(maxsize=1024)

@@ -148,7 +148,7 @@ def operator(attrs: Pooling, tensors: Tensors, results: Sequence[torch.Tensor]) 
     # PyTorch 2.13's average over three axes writes row-major and ignores the result's strides
     if spatial == 3 and not results[0].is_contiguous():
         return None
-    average: Callable[..., torch.Tensor] = (torch._C._nn.avg_pool2d, torch._C._nn.avg_pool3d)[spatial - 2]
+    average: Callable[..., torch.Tensor] = (F.avg_pool2d, F.avg_pool3d)[spatial - 2]
     including = attrs.alg == "avg_include_padding"
     return partial(average, src, *window, ceil_mode=False, count_include_pad=including, out=results[0])
 

@@ -17,6 +17,7 @@ from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
 from fmtprop.ops.building import Copying, Ready, Tensors, check_alike, create, is_native, lowering, only, primitive_of
 from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.pytorch import prelu_kernel, prelu_kernel_backward
 from fmtprop.ops.view_attrs import reshaped
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def reference(attrs: Prelu, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.
 def operator(attrs: Prelu, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
     """Return PyTorch's operator for it, and a copy of its result."""
     src, weights = tensors["src"], tensors["weights"]
-    return Copying(partial(torch._prelu_kernel, src, weights), results)
+    return Copying(partial(prelu_kernel, src, weights), results)
 
 
 def infer_backward(attrs: Prelu, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
@@ -71,7 +72,7 @@ def infer_backward(attrs: Prelu, types: Mapping[str, TensorType]) -> tuple[Tenso
 def reference_backward(attrs: Prelu, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch."""
     src, weights, diff_dst = (tensors[name] for name in ("src", "weights", "diff_dst"))
-    diff_src, slopes = torch.ops.aten._prelu_kernel_backward(diff_dst, src, weights.to(src.dtype))
+    diff_src, slopes = prelu_kernel_backward(diff_dst, src, weights.to(src.dtype))
     return diff_src, slopes.to(weights.dtype).sum_to_size(weights.shape)
 
 

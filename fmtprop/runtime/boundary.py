@@ -12,11 +12,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._C._dynamo import guards
 
 from fmtprop.errors import InputError
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
+from fmtprop.ops.pytorch import (
+    PROXY,
+    FakeTensor,
+    TensorGuards,
+    dispatch_mode,
+    dispatch_mode_before,
+    is_key_included,
+    tracing_state,
+)
 from fmtprop.runtime.plan import Plan
 from fmtprop.targets.mkldnn import in_format
 
@@ -27,9 +35,7 @@ _MOST_MIXED = 4
 OVERLAP_STEPS = 100_000
 
 # many runs ask these; a search in PyTorch's modules would double the time
-_tracing_state, _dispatch_mode = torch._C._get_tracing_state, torch._C._get_dispatch_mode
-_is_included = torch._C._dispatch_tls_is_dispatch_key_included
-_PROXY, _PRE_DISPATCH = torch._C._TorchDispatchModeKey.PROXY, torch._C.DispatchKey.PreDispatch
+_PRE_DISPATCH = torch.DispatchKey.PreDispatch
 _STRIDED, _TENSOR = torch.strided, torch.Tensor
 _is_inference, _data_ptr, _is_nested = torch.is_inference_mode_enabled, torch.Tensor.data_ptr, attrgetter("is_nested")
 
@@ -152,7 +158,7 @@ class Boundary:
 
     def read(self, inputs: Sequence[object]) -> Sequence[torch.Tensor]:
         """Return the inputs as the plan reads them."""
-        if len(inputs) == len(self.inputs) and _dispatch_mode(_PROXY) is None and self._fit_at_once(inputs):
+        if len(inputs) == len(self.inputs) and dispatch_mode(PROXY) is None and self._fit_at_once(inputs):
             return inputs  # type: ignore[return-value]
         recorder = _recorder()
         if recorder:
@@ -225,9 +231,7 @@ def _check(inputs: Sequence[Endpoint], made_in_mode: Sequence[bool], *, is_infer
     with torch.inference_mode(is_inference):
         sizes: Any = [list(one.dims) for one in inputs]  # PyTorch's stubs know one tensor
         strides: Any = [list(one.strides) for one in inputs]
-        check: Callable[..., bool] = guards.TensorGuards(
-            *likes, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
-        ).check
+        check: Callable[..., bool] = TensorGuards(*likes, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return check
 
 
@@ -239,19 +243,19 @@ def write_out(target: torch.Tensor, result: torch.Tensor) -> None:
 
 def _recorder() -> str:
     """Return the name of the tool that records operators now; empty if none does."""
-    if _tracing_state() is not None:
+    if tracing_state() is not None:
         return "torch.jit.trace"
-    if _dispatch_mode(_PROXY) is not None:
+    if dispatch_mode(PROXY) is not None:
         return "make_fx"
     # make_fx(pre_dispatch=True) sets a mode of the process: another thread may be exporting a module
-    here = _is_included(_PRE_DISPATCH)
-    before = torch._ops._get_dispatch_mode_pre_dispatch(_PROXY) if here else None  # type: ignore[no-untyped-call]
+    here = is_key_included(_PRE_DISPATCH)
+    before = dispatch_mode_before(PROXY) if here else None
     return "" if before is None else "make_fx"
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
     """Whether the tensor has numbers to read; a wrapper or a recording tensor raises, or has no address."""
-    return not isinstance(tensor, torch._subclasses.FakeTensor) and _points_somewhere(tensor)
+    return not isinstance(tensor, FakeTensor) and _points_somewhere(tensor)
 
 
 def _points_somewhere(tensor: torch.Tensor) -> bool:

@@ -16,7 +16,8 @@ import torch
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.node import Node
 from fmtprop.jit import Call
-from fmtprop.runtime.output import Output, empty_strided
+from fmtprop.ops.pytorch import empty_strided, is_any_autocast_enabled, set_grad_enabled
+from fmtprop.runtime.output import Output
 from fmtprop.targets.bound import REFUSED, Making, MovableMemory, PythonCalls, failed
 
 #: a run: its context and checked inputs -> results
@@ -159,9 +160,9 @@ class _Source:
             text = "def run(context, inputs):\n" + "".join(f"    {line}\n" for line in lines)
         names = {
             **self._names,
-            "autocasts": torch._C._is_any_autocast_enabled,
+            "autocasts": is_any_autocast_enabled,
             "has_grad": torch.is_grad_enabled,
-            "set_grad": torch._C._set_grad_enabled,
+            "set_grad": set_grad_enabled,
             "known": FmtpropError,
             "refused": REFUSED,
             "refuse": _refuse,

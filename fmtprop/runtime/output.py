@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-from torch._C._dynamo import guards
 
+from fmtprop.ops.pytorch import empty_strided
 from fmtprop.runtime.boundary import Endpoint
 from fmtprop.targets.bound import Place
-
-#: the allocator of a dense tensor on the CPU, for any default device of the caller, in half of the dispatcher's time
-empty_strided: Callable[..., torch.Tensor] = guards._empty_strided_cpu  # type: ignore[attr-defined]
 
 
 class Output:

@@ -19,6 +19,7 @@ from fmtprop.ir.tensors import torch_dtype
 from fmtprop.jit import Call, flushed
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.building import several
+from fmtprop.ops.pytorch import is_alias, set_grad_enabled
 from fmtprop.targets.memory import copied, laid_out, view, view_of_tensor
 
 #: name of the scratchpad's place
@@ -33,8 +34,7 @@ REFUSED = (RuntimeError, ValueError, TypeError, IndexError)
 #: classes of such errors that a message makes
 _CLASSES = (*REFUSED, NotImplementedError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 
-_has_grad, _set_grad = torch.is_grad_enabled, torch._C._set_grad_enabled
-_is_alias: Callable[[torch.Tensor, torch.Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
+_has_grad = torch.is_grad_enabled
 
 
 class MovableMemory:
@@ -181,7 +181,7 @@ class as_planned:
     def __enter__(self) -> None:
         """Begin."""
         self._has_grad = _has_grad()
-        _set_grad(False)
+        set_grad_enabled(False)
         self._autocast: Any = None
         if torch.is_autocast_enabled("cpu"):
             self._autocast = torch.autocast("cpu", enabled=False)
@@ -191,7 +191,7 @@ class as_planned:
         """Return to the caller's mode."""
         if self._autocast is not None:
             self._autocast.__exit__(*error)
-        _set_grad(self._has_grad)
+        set_grad_enabled(self._has_grad)
 
 
 class PythonCalls:
@@ -248,7 +248,7 @@ class Making:
         dims, _, dtype = self.likes[index]
         if value.shape != dims:
             raise PlanError(shape_differs(self.node, index, value, dims))
-        is_own = value.dtype is dtype and not value.is_neg() and not any(_is_alias(value, one) for one in operands)
+        is_own = value.dtype is dtype and not value.is_neg() and not any(is_alias(value, one) for one in operands)
         return laid_out(value, self.node.descs[index]) if is_own else copied(value, self.node.descs[index])
 
 

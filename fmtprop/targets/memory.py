@@ -10,6 +10,7 @@ import torch
 from fmtprop.errors import PlanError
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
+from fmtprop.ops.pytorch import nbytes_of_blocks
 from fmtprop.system.machine import memory_nbytes
 
 #: bytes of a cache line, and of the widest vector register
@@ -117,7 +118,7 @@ def renew(words: torch.Tensor, *, positive: bool = False) -> None:
 def nbytes_of(tensor: torch.Tensor) -> int:
     """Return the bytes that a tensor's numbers take: one without strides has blocks of its own."""
     if tensor.is_mkldnn:
-        return int(torch.ops.mkldnn._nbytes(tensor))
+        return nbytes_of_blocks(tensor)
     return tensor.numel() * tensor.element_size()
 
 

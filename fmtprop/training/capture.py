@@ -16,24 +16,31 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._C import DispatchKey
-from torch._decomp import decompositions
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
-from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
-from torch._guards import TracingContext
-from torch._prims_common import suggest_memory_format
 
 from fmtprop.capture.fx_import import copied, placeholders
 from fmtprop.capture.in_place import with_copies, with_windows
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.turns import Compare
 from fmtprop.errors import ImportModelError
+from fmtprop.ops.pytorch import prelu_kernel_backward
 from fmtprop.training.attention import attention_in_parts, heads_in_parts
 from fmtprop.training.effects import join_checks, keep_factorized_side, without_tokens
 from fmtprop.training.embedding_bag import whole_embedding_bag
 from fmtprop.training.lrn import whole_lrn
 from fmtprop.training.one_hot import whole_one_hot
+from fmtprop.training.pytorch import (
+    TracingContext,
+    ViewAndMutationMeta,
+    aot_autograd,
+    default_partition,
+    enable_mkldnn,
+    is_mkldnn_enabled,
+    min_cut_rematerialization_partition,
+    rule_of_recurrent_layers,
+    set_rule_of_recurrent_layers,
+    size_of_image,
+    suggest_memory_format,
+)
 from fmtprop.training.recurrent import RECURRENT, whole_recurrent
 from fmtprop.training.rival import Rival
 from fmtprop.training.step import TrainingStep, leading_sizes
@@ -225,17 +232,17 @@ def _step_by_step(module: fx.GraphModule) -> Iterator[None]:
     The workspace of PyTorch's own call (``mkldnn_rnn_layer``) has another size than its declaration, so a graph cannot
     express it.
     """
-    enabled, traced = torch._C._get_mkldnn_enabled(), decompositions._rnn_helper
+    enabled, traced = is_mkldnn_enabled(), rule_of_recurrent_layers()
     graphs = [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
     recurrent = any(getattr(node.target, "__name__", "") == "lstm" for graph in graphs for node in graph.nodes)
     # not torch.backends.mkldnn.flags: it sets more, and warns
-    torch._C._set_mkldnn_enabled(enabled and not recurrent)
-    decompositions._rnn_helper = partial(_recurrent_layers, traced)
+    enable_mkldnn(enabled and not recurrent)
+    set_rule_of_recurrent_layers(partial(_recurrent_layers, traced))
     try:
         yield
     finally:
-        torch._C._set_mkldnn_enabled(enabled)
-        decompositions._rnn_helper = traced
+        enable_mkldnn(enabled)
+        set_rule_of_recurrent_layers(traced)
 
 
 def _recurrent_layers(
@@ -286,7 +293,7 @@ def _prelu_backward(
     diff_dst: torch.Tensor, src: torch.Tensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the gradients of source and slopes; PyTorch's call gives a gradient of the slopes for each element."""
-    diff_src, diff_weights = torch.ops.aten._prelu_kernel_backward(diff_dst, src, weights)
+    diff_src, diff_weights = prelu_kernel_backward(diff_dst, src, weights)
     return diff_src, diff_weights.sum_to_size(weights.shape)
 
 
@@ -296,7 +303,7 @@ def _(diff_dst: torch.Tensor, src: torch.Tensor, weights: torch.Tensor) -> tuple
 
 
 _DECOMPOSITIONS = {
-    torch.ops.aten._prelu_kernel_backward.default: _prelu_backward,
+    prelu_kernel_backward.default: _prelu_backward,
     torch.ops.aten.native_group_norm.default: _group_norm,
     torch.ops.aten.native_group_norm_backward.default: _group_norm_backward,
 }
@@ -306,7 +313,7 @@ _RESAMPLINGS = (
     *(f"{name}{axes}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for axes in (1, 2, 3)),
     *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
 )
-_TRACED_AS_PARTS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+_TRACED_AS_PARTS = (torch.DispatchKey.Autograd, torch.DispatchKey.CompositeImplicitAutograd)
 
 
 @contextmanager
@@ -343,7 +350,7 @@ def _with_sizes(resample: Any, in_parts: Callable[..., Any], src: Any, sizes: An
     is_empty = any(size == 0 for size in src.shape if isinstance(size, int))
     if is_empty or (changes and src.requires_grad):
         return in_parts(src, sizes, *how)
-    found: Any = decompositions.upsample_compute_output_size(src.size(), sizes, factors)  # type: ignore[no-untyped-call]
+    found: Any = size_of_image(src.size(), sizes, factors)
     return resample(src, found, *options, *(factors or [None] * len(found)))
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._higher_order_ops.effects import with_effects
+
+from fmtprop.training.pytorch import check_errors, factorizations, with_effects
 
 
 def keep_factorized_side(program: fx.GraphModule) -> None:
@@ -35,14 +36,7 @@ def _by_columns(function: Any) -> Any:
     return made._opoverload
 
 
-_BY_COLUMNS = {
-    function: _by_columns(function)
-    for function in (
-        torch.ops.aten._linalg_det.default,
-        torch.ops.aten._linalg_slogdet.default,
-        torch.ops.aten._linalg_solve_ex.default,
-    )
-}
+_BY_COLUMNS = {function: _by_columns(function) for function in factorizations}
 
 
 def join_checks(program: fx.GraphModule) -> int:
@@ -51,7 +45,7 @@ def join_checks(program: fx.GraphModule) -> int:
     Result: number of tokens: first arguments and first results, which kept the checks in order.
     """
     effects = [node for node in program.graph.nodes if node.target is with_effects]
-    checks = [node for node in effects if node.args[1] is torch.ops.aten._linalg_check_errors.default]
+    checks = [node for node in effects if node.args[1] is check_errors]
     if len(checks) < len(effects):
         return 0  # the importer refuses effects
     tokens = set()
@@ -86,7 +80,7 @@ def without_tokens(program: fx.GraphModule, count: int) -> None:
 @torch.library.custom_op("fmtprop::linalg_checked", mutates_args=())
 def _checked(result: torch.Tensor, status: torch.Tensor, name: str, *, is_matrix: bool) -> torch.Tensor:
     """Return the result of a call of linear algebra if its status is good."""
-    torch.ops.aten._linalg_check_errors(status, name, is_matrix=is_matrix)
+    check_errors(status, name, is_matrix=is_matrix)
     return result.clone()
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx, nn
-from torch._dynamo import external_utils
 
 from fmtprop import dnnl
 from fmtprop.compiling.compiled import CompiledModel
@@ -29,6 +28,19 @@ from fmtprop.ops.pytorch import tree_leaves, tree_map_only
 from fmtprop.targets.registry import provider
 from fmtprop.training.capture import training_backend
 from fmtprop.training.plain import PlainCalls
+from fmtprop.training.pytorch import (
+    CAN_ALLOW,
+    AnyBatchNorm,
+    BackendCompilerFailed,
+    FailOnRecompileLimitHit,
+    TorchDynamoException,
+    TorchRuntimeError,
+    Unsupported,
+    UserError,
+    allow_capture,
+    config,
+    wrap_inline,
+)
 from fmtprop.training.step import Evaluation, TrainingStep
 from fmtprop.training.views import WithViews, without_views
 
@@ -36,13 +48,11 @@ from fmtprop.training.views import WithViews, without_views
 _NAMELESS = ("boundary", "pin")
 
 #: errors of a capture as one graph, and errors of calls, by wrong arguments or by another reason
-_UNCAPTURED = (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError, ImportModelError)
-_FAILED = (torch._dynamo.exc.TorchRuntimeError, PlanError)
+_UNCAPTURED = (Unsupported, UserError, ImportModelError)
+_FAILED = (TorchRuntimeError, PlanError)
 
-#: whether PyTorch can forget that it skips a function; its older versions cannot
-_CAN_ALLOW = hasattr(torch._C._dynamo.eval_frame, "set_code_exec_strategy")
 #: the code of the function that PyTorch captures for modules of its own, one for all of them
-_AROUND = external_utils.wrap_inline(print).__code__
+_AROUND = wrap_inline(print).__code__
 
 #: hooks for all modules: as long as there are any, PyTorch runs the module, since its captures do not look for them
 _FOR_ALL_MODULES = tuple(
@@ -160,7 +170,6 @@ class TrainingModule(nn.Module):
         _forget_changes_of_size(args, kwargs)
         if self._is_whole:
             _allow_capture(type(self._original).forward)
-        config = torch._dynamo.config
         before = {name: getattr(config, name) for name in _CONFIGURED}
         # torch.compile leaves recurrent layers to Python by default; config.patch takes 40 us, an eager step of a
         # small layer as long
@@ -170,7 +179,7 @@ class TrainingModule(nn.Module):
             config.recompile_limit, config.fail_on_recompile_limit_hit = MOST_PLANS, True
         try:
             return self._compiled(*args, **kwargs)
-        except torch._dynamo.exc.FailOnRecompileLimitHit as error:
+        except FailOnRecompileLimitHit as error:
             raise InputError(
                 f"{type(self._original).__name__} has {MOST_PLANS} plans: each shape of its inputs, each mode, each "
                 "choice of frozen parameters and each Python number that it reads needs one. Pad the inputs to a few "
@@ -263,11 +272,11 @@ class TrainingModule(nn.Module):
                 self(*args)
             except FmtpropError:
                 raise
-            except torch._dynamo.exc.BackendCompilerFailed as error:
+            except BackendCompilerFailed as error:
                 if isinstance(error.inner_exception, FmtpropError):
                     raise error.inner_exception from error
                 raise
-            except torch._dynamo.exc.TorchDynamoException as error:
+            except TorchDynamoException as error:
                 raise ImportModelError(
                     f"torch.compile cannot capture {type(self._original).__name__}: {_first_lines(error)}"
                 ) from error
@@ -301,7 +310,7 @@ def _check(module: Any, options: Options) -> None:
     if not provider(options.target).has_training:
         raise OptionError(f"training=True needs target='onednn', got {options.target!r}")
     for name, part in module.named_modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is None and part.track_running_stats:
+        if isinstance(part, AnyBatchNorm) and part.momentum is None and part.track_running_stats:
             raise ImportModelError(
                 f"module {name or 'itself'} ({type(part).__name__}): momentum=None makes running averages depend on a "
                 "count in a tensor, so torch.compile cannot capture it as one graph: give it a momentum, such as 0.1"
@@ -327,11 +336,9 @@ def _allow_capture(forward: Callable[..., Any]) -> None:
     A call that it cannot capture, under ``torch.func`` or of a sparse tensor, ends this for all modules of the class,
     or for all of PyTorch's own.
     """
-    native = torch._C._dynamo.eval_frame
-    for code in (_AROUND, getattr(inspect.unwrap(forward), "__code__", None)) if _CAN_ALLOW else ():
+    for code in (_AROUND, getattr(inspect.unwrap(forward), "__code__", None)) if CAN_ALLOW else ():
         if code is not None:
-            usual = native._FrameAction.DEFAULT
-            native.set_code_exec_strategy(code, native._FrameExecStrategy(usual, usual))
+            allow_capture(code)
 
 
 def _is_wrapper(module: nn.Module) -> bool:

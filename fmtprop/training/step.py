@@ -25,6 +25,7 @@ from fmtprop.compiling.options import Options
 from fmtprop.runtime.halves import Halves
 from fmtprop.system.locks import ProcessLock
 from fmtprop.training.hooks import no_hooks_for_saved_tensors
+from fmtprop.training.pytorch import keeps_graph, top_hooks
 
 #: plans an imported graph
 _LOG = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class TrainingStep:
 
         A checkpoint ends its second forward pass at the last saved tensor, before AOTAutograd writes.
         """
-        if self.written and torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        if self.written and top_hooks(False) is not None:
             for position, result in self.written:
                 args[position].copy_(results[result])
 
@@ -97,7 +98,7 @@ class TrainingStep:
             return results
         joint, halves = made
         # a graph that is kept may be walked again
-        again = bool(torch._C._autograd._get_current_graph_task_keep_graph())
+        again = bool(keeps_graph())
         outputs = halves.backward(ticket, joint.backward.given(given), again=again)
         return joint.backward.found(outputs, given)
 

@@ -119,7 +119,7 @@ def graph_of(
     with held_back(), torch.no_grad(), recording.on():
         results = program.trace({**inputs, **fixed}, recording)
     try:
-        with torch._C.DisableTorchFunctionSubclass():  # from here on, nothing is recorded
+        with torch.DisableTorchFunctionSubclass():  # from here on, nothing is recorded
             _check_outputs(program, results)
             return _imported(program, recording, inputs, results)
     except ImportModelError:

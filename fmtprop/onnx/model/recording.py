@@ -19,7 +19,7 @@ from fmtprop.errors import ImportModelError
 from fmtprop.ir.tensors import map_tensors
 from fmtprop.onnx.model import limits
 from fmtprop.onnx.model.modes import CallMode
-from fmtprop.ops.pytorch import OpOverload
+from fmtprop.ops.pytorch import OpOverload, below_autograd
 from fmtprop.ops.without_data import result_of
 
 
@@ -59,7 +59,7 @@ class RecordedTensor(torch.Tensor):
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Make a call of one of PyTorch's functions; the present record gets the calls of overloads in it."""
-        with torch._C.DisableTorchFunctionSubclass(), _Dispatched():
+        with torch.DisableTorchFunctionSubclass(), _Dispatched():
             return func(*args, **(kwargs or {}))
 
 
@@ -143,7 +143,7 @@ class _Dispatched(CallMode):  # type: ignore[no-untyped-call]
         self._below_autograd = ExitStack()
 
     def __enter__(self) -> _Dispatched:
-        self._below_autograd.enter_context(torch._C._AutoDispatchBelowAutograd())
+        self._below_autograd.enter_context(below_autograd())
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 

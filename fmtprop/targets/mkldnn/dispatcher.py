@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 
 from fmtprop.layout import DataType
+from fmtprop.ops.pytorch import computes_in_bf16, computes_in_f16, convolve, convolve_and_add, has_kernel_for
 
 _CHANNELS = 8
 
@@ -23,7 +24,7 @@ def has_kernel(operator: str, key: str = "MkldnnCPU") -> bool:
     (True, False)
     """
     try:
-        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator, key))
+        return bool(has_kernel_for(operator, key))
     except RuntimeError:  # there is no operator with that name
         return False
 
@@ -32,11 +33,12 @@ def has_kernel(operator: str, key: str = "MkldnnCPU") -> bool:
 def computes_in(dtype: DataType) -> bool:
     """Return whether PyTorch's oneDNN computes in a data type on this CPU."""
     if dtype is DataType.F32:
-        return bool(torch._C._has_mkldnn)
-    question = {DataType.BF16: "_is_mkldnn_bf16_supported", DataType.F16: "_is_mkldnn_fp16_supported"}.get(dtype)
-    if question is None or not has_kernel(f"mkldnn::{question}", "CompositeImplicitAutograd"):
+        return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    question = {DataType.BF16: computes_in_bf16, DataType.F16: computes_in_f16}.get(dtype)
+    try:
+        return question is not None and question()
+    except AttributeError:  # PyTorch without oneDNN has no such question
         return False
-    return bool(getattr(torch.ops.mkldnn, question)())
 
 
 @lru_cache(maxsize=256)
@@ -48,13 +50,9 @@ def accepts_unary(attr: str, scalars: tuple[float, ...], algorithm: str, *, afte
     try:
         with torch.no_grad():
             if after_add:
-                torch.ops.mkldnn._convolution_pointwise.binary(
-                    src, src, weights, None, *window, 1, "add", None, attr, list(scalars), algorithm
-                )
+                convolve_and_add(src, src, weights, None, *window, 1, "add", None, attr, list(scalars), algorithm)
             else:
-                torch.ops.mkldnn._convolution_pointwise.default(
-                    src, weights, None, *window, 1, attr, list(scalars), algorithm
-                )
+                convolve(src, weights, None, *window, 1, attr, list(scalars), algorithm)
     except RuntimeError:  # "Fusion behavior undefined"
         return False
     return True

@@ -19,6 +19,7 @@ from fmtprop.ir import Attrs, Node, Role, port
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import Conv, Deconv, InnerProduct, MatMul
+from fmtprop.ops.pytorch import packed_for_convolution, packed_for_deconvolution, packed_for_linear
 from fmtprop.passes.assignment.formats import channels_last, plain
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.memory import copied
@@ -47,11 +48,9 @@ class ConvPacking:
         attrs = self.attrs
         if attrs.groups > 1:
             weights = weights.flatten(0, 1)
-        reorder = torch.ops.mkldnn._reorder_convolution_weight.default
-        packed: torch.Tensor = reorder(
+        return packed_for_convolution(
             weights.contiguous(), list(attrs.pad_l), list(attrs.strides), _dilation(attrs), attrs.groups, list(self.src)
         )
-        return packed
 
 
 @dataclass(frozen=True)
@@ -71,12 +70,10 @@ class DeconvPacking:
         attrs = self.attrs
         # PyTorch's order is [I, O/G, k…]
         weights = weights.transpose(1, 2).flatten(0, 1) if attrs.groups > 1 else weights.transpose(0, 1)
-        reorder = torch.ops.mkldnn._reorder_convolution_transpose_weight.default
-        packed: torch.Tensor = reorder(
+        return packed_for_deconvolution(
             weights.contiguous(), list(attrs.pad_l), self.output_padding, list(attrs.strides), _dilation(attrs),
             attrs.groups, list(self.src),
         )  # fmt: skip
-        return packed
 
 
 @dataclass(frozen=True)
@@ -90,8 +87,7 @@ class LinearPacking:
     def pack(self, weights: torch.Tensor) -> torch.Tensor:
         """Return an mkldnn tensor of [outputs, features]."""
         rows = weights.permute(self.order).flatten(1).contiguous()
-        packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight.default(rows, self.rows)
-        return packed
+        return packed_for_linear(rows, self.rows)
 
 
 def stored(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:

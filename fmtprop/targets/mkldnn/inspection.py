@@ -17,6 +17,7 @@ import torch
 
 from fmtprop.errors import FmtpropError, InputError, LibraryError
 from fmtprop.layout import DataType, MemoryDesc, unpack
+from fmtprop.ops.pytorch import READING, nbytes_of_blocks, packed_for_convolution, serialized_format
 
 #: bytes of the description: the struct, then PyTorch's number of groups
 _NBYTES = 772
@@ -82,7 +83,7 @@ class _Raw:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._owner = tensor
-        shape = (int(torch.ops.mkldnn._nbytes(tensor)),)
+        shape = (nbytes_of_blocks(tensor),)
         address = int(torch.ops.mkldnn.data_ptr(tensor))
         self.__array_interface__: dict[str, Any] = {
             "shape": shape, "typestr": "|u1", "data": (address, False), "version": 3,
@@ -90,7 +91,7 @@ class _Raw:
 
 
 def _read(tensor: torch.Tensor) -> MemoryDesc:
-    blob = torch.ops.mkldnn._get_mkldnn_serialized_md(tensor).numpy().tobytes()
+    blob = serialized_format(tensor)
     if len(blob) != _NBYTES:
         raise LibraryError(f"an mkldnn tensor is described in {len(blob)} bytes, not {_NBYTES}")
     ndim, kind, count = _int(blob, _NDIMS), _int(blob, _KIND), _int(blob, _COUNT)
@@ -110,7 +111,7 @@ def _read(tensor: torch.Tensor) -> MemoryDesc:
         padded_offsets=_longs(blob, _OFFSETS, ndim),
         offset0=_longs(blob, _OFFSET0, 1)[0],
     )
-    nbytes = int(torch.ops.mkldnn._nbytes(tensor))
+    nbytes = nbytes_of_blocks(tensor)
     if desc.nbytes != nbytes or prod(desc.dims) != tensor.numel():
         raise LibraryError(
             f"this mkldnn tensor takes {nbytes} bytes for {tuple(tensor.shape)}, but its format {desc} takes "
@@ -133,7 +134,7 @@ def _longs(blob: bytes, offset: int, count: int) -> tuple[int, ...]:
 @lru_cache(maxsize=1)
 def _check_version() -> None:
     """Read known tensors, once."""
-    missing = [name for name in ("_get_mkldnn_serialized_md", "_nbytes", "data_ptr") if not _has(name)]
+    missing = [name for name in READING if not _has(name)]
     if missing:
         raise LibraryError(_other_version(f"it has no torch.ops.mkldnn.{missing[0]}"))
     try:
@@ -153,7 +154,7 @@ def _misread() -> str:
         if got != MemoryDesc(dims, dtype):
             return f"a plain tensor of {dims} is read as {got}"
     numbers = torch.arange(24 * 5 * 3 * 3, dtype=torch.float32, device="cpu").reshape(24, 5, 3, 3)
-    packed = torch.ops.mkldnn._reorder_convolution_weight(numbers, [1, 1], [1, 1], [1, 1], 1, [1, 5, 8, 8])
+    packed = packed_for_convolution(numbers, [1, 1], [1, 1], [1, 1], 1, [1, 5, 8, 8])
     desc = _read(packed)
     same = np.array_equal(unpack(bytes_of(packed).view(torch.float32).numpy(), desc), numbers.numpy())
     return "" if same else f"packed weights, read as {desc}, differ from the original ones"

@@ -14,6 +14,7 @@ from torch import Tensor
 from fmtprop.onnx.model.elements import TORCH_DTYPES
 from fmtprop.onnx.model.operators.attributes import calling
 from fmtprop.onnx.model.operators.values import NotInTorchError, axis_of, flag, integer, number
+from fmtprop.ops.pytorch import prelu_kernel
 
 #: the largest f32 number
 _LARGEST: Final = 3.4028234663852886e38
@@ -110,7 +111,7 @@ def _prelu(x: Tensor, slope: Tensor) -> Tensor:
         return torch.where(x < 0, x * slope, x)
     if slope.numel() == 1:
         return F.prelu(x, slope.reshape(1))
-    return torch._prelu_kernel(x, slope.reshape((1,) * (x.ndim - slope.ndim) + slope.shape))
+    return prelu_kernel(x, slope.reshape((1,) * (x.ndim - slope.ndim) + slope.shape))
 
 
 def _swish(x: Tensor, *, alpha: float = 1.0) -> Tensor:

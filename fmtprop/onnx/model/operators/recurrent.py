@@ -184,7 +184,7 @@ def _by_pytorch(
     zeros = x.new_zeros(w.shape[0], x.shape[1], r.shape[-1])
     states = [zeros if h is None else h for h in initial]
     state: Any = states if kind == "lstm" else states[0]
-    function = getattr(torch._VF, kind)
+    function = getattr(torch, kind)
     y, *final = function(x, state, weights, b is not None, 1, 0.0, False, w.shape[0] == 2, False)
     return y.reshape(*y.shape[:2], w.shape[0], -1).permute(0, 2, 1, 3), *final
 

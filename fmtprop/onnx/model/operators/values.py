@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._C import _len_torch_dispatch_stack
 
 from fmtprop.errors import ImportModelError
 from fmtprop.onnx.model import limits
-from fmtprop.ops.pytorch import without_modes
+from fmtprop.ops.pytorch import count_modes, without_modes
 from fmtprop.ops.without_data import has_unknown
 
 
@@ -57,8 +56,8 @@ def data(value: torch.Tensor, subject: str) -> np.ndarray[Any, Any]:
     """Return the data of a tensor that must be known, bf16 as float32. It works under a tracer too."""
     if not is_known(value):
         raise DataDependentError(subject)
-    with torch._C.DisableTorchFunctionSubclass():  # no call of a traced constant
-        if not _len_torch_dispatch_stack():
+    with torch.DisableTorchFunctionSubclass():  # no call of a traced constant
+        if not count_modes():
             return _array(value)
         with without_modes():  # numpy() makes a call, too
             return _array(value)
