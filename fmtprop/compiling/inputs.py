@@ -33,7 +33,7 @@ def examples_of(graph: Graph) -> list[torch.Tensor]:
 
 
 def _factor(graph: Graph, value: Value) -> float:
-    """Return the factor of numbers that the ops behind a value demand (:attr:`fmtprop.ir.op.OpDef.factor`)."""
+    """Return the factor of numbers that the ops behind a value demand (:attr:`fmtprop.ir.facets.Numbers.factor`)."""
     found = 1.0
     for reader, operand in graph.readers(value):
         node = graph.node(reader)
@@ -41,5 +41,5 @@ def _factor(graph: Graph, value: Value) -> float:
             found = min(found, _factor(graph, Value(reader)))
         elif not node.is_boundary and operand not in node.tail:
             declared = opdef(node.op).operand(operand).name
-            found = min(found, opdef(node.op).factor(declared, graph.type_of(value).dims))
+            found = min(found, opdef(node.op).numbers.factor(declared, graph.type_of(value).dims))
     return found

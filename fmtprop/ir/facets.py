@@ -1,13 +1,18 @@
-"""Facets of an op for passes and costs: positions of its products, its cost, the slices of a batch."""
+"""Facets of an op: its products, its numbers, PyTorch's operator, its post-ops, its cost, the slices of a batch.
+
+With the defaults of a facet, an op takes part in fewer optimizations, but is correct.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from fmtprop.ir.node import Attrs
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import MemoryDesc
 
 Dims = tuple[int, ...]
 
@@ -113,6 +118,111 @@ class Bytes(Enum):
     TABULATED = "tabulated"
     #: it computes with the numbers of one source, and rounds if its result is on a grid
     NORMALIZED = "normalized"
+
+
+@dataclass(frozen=True)
+class View:
+    """An op that only describes its source anew, so that no data moves where the format permits."""
+
+    #: ``(attrs, desc of src, result type) -> desc of dst``; raises FormatError where the format cannot take it
+    dst: Callable[[Any, MemoryDesc, TensorType], MemoryDesc]
+    #: ``(attrs, desc of dst, type of src) -> desc of src`` from which the view makes that one; raises FormatError where
+    #: there is none. So a good format for a view's reader becomes a format to try for the source's producer.
+    src: Callable[[Any, MemoryDesc, TensorType], MemoryDesc] | None = None
+
+
+@dataclass(frozen=True)
+class Absorbs:
+    """The post-ops that an op's primitive can absorb."""
+
+    #: kinds of :class:`~fmtprop.ir.op.PostOpForm`
+    kinds: frozenset[str] = frozenset()
+    #: algorithms of its eltwise post-ops; None for all
+    algs: frozenset[str] | None = None
+    #: whether it does absorb them. It does not if the library then has reference loops only, or if kernels of our own,
+    #: which take no post-ops, run faster.
+    wanted: bool = True
+
+
+def _nothing(attrs: Any) -> frozenset[str]:
+    return frozenset()
+
+
+def _no_operand(attrs: Any) -> str | None:
+    return None
+
+
+def _always(attrs: Any) -> bool:
+    return True
+
+
+def _never(attrs: Any) -> bool:
+    return False
+
+
+def _in_reals(attrs: Any) -> Bytes:
+    return Bytes.NEVER
+
+
+def _same(operand: str, dims: Dims) -> float:
+    return 1.0
+
+
+def _few(dims: Mapping[str, Dims]) -> int:
+    return 1
+
+
+@dataclass(frozen=True)
+class ByPyTorch:
+    """How PyTorch computes an op: its operator, and the formats on which that is right and fast."""
+
+    #: ``(attrs, torch tensors by operand, result tensors) -> call without arguments``: PyTorch's operator, ready to
+    #: write its results directly to these tensors, at the speed that a user of PyTorch gets; None for attributes that
+    #: it cannot run so. The operands may have any plain formats, of the data type of the results; an element-wise op's
+    #: result may be its operand. Otherwise the op runs on PyTorch by its `reference`.
+    operator: Callable[[Any, Mapping[str, Any], Sequence[Any]], Callable[[], object] | None] | None = None
+    #: which plain formats the operator works on without a copy
+    reads: Reads = Reads.ANY
+    #: ``attrs -> bool``: whether `reference` is right for operands of any strides. Some operators of PyTorch are not;
+    #: they get row-major operands.
+    any_strides: Callable[[Any], bool] = _always
+    #: ``attrs -> operands`` that the operator reads faster as a view that repeats numbers along axes (``expand``) than
+    #: as a copy of it
+    repeated: Callable[[Any], frozenset[str]] = _nothing
+    #: ``attrs -> operand`` of which the result is a copy with some numbers changed, which PyTorch can change in the
+    #: operand itself; None for other ops
+    changed: Callable[[Any], str | None] = _no_operand
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers of an op: those on which it is defined, special values, rounding, narrower types, bytes."""
+
+    #: ``attrs -> operands`` to which a check gives positive numbers: divisors, variances, arguments of logarithms
+    positive: Callable[[Any], frozenset[str]] = _nothing
+    #: ``(operand, dims) -> power of two`` by which a check multiplies the numbers of an operand: an op that reads its
+    #: own results would amplify rounding errors with large weights
+    factor: Callable[[str, Dims], float] = _same
+    #: ``dims by operand -> count`` of numbers that a primitive may add one after the other in f32, with sums that are
+    #: not exact. Rounding errors grow with this count, and so does the tolerance of a check.
+    summands: Callable[[Mapping[str, Dims]], int] = _few
+    #: ``attrs -> bool``: whether a check may choose the numbers of all operands. It may not if another call must make
+    #: one of them from the others, such as indices or a workspace.
+    checkable: Callable[[Any], bool] = _always
+    #: whether an infinity becomes NaN, or spreads over a whole window: checks give no mask through such an op
+    spreads: bool = False
+    #: ``attrs -> names``: the special values for which some implementation of the primitive, or of the post-op, differs
+    #: from PyTorch: ``"nan"``, ``"inf"``, and ``"extremum"`` where the largest or smallest of infinities alone is a
+    #: finite number (docs/numerics.md). oneDNN's reference implementations do not count.
+    loses: Callable[[Any], frozenset[str]] = _nothing
+    #: ``attrs -> bool``: whether a call of PyTorch gives results of its operands' type, as accurate in a narrower one:
+    #: it selects numbers, or adds a few
+    narrows: Callable[[Any], bool] = _never
+    #: ``attrs -> operands`` with numbers that are positions in another operand: these are not computed in a narrower
+    #: type, since its steps grow with the distance from 0
+    positions: Callable[[Any], frozenset[str]] = _nothing
+    #: ``attrs -> Bytes``: what its primitive does with bytes that stand for real numbers
+    bytes: Callable[[Any], Bytes] = _in_reals
 
 
 def each_image(attrs: Attrs, batch: int, images: int) -> Attrs | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from fmtprop.errors import GraphError
 from fmtprop.ir.exporting import Onnx
-from fmtprop.ir.facets import Bytes, Cost, Linear, Reads
+from fmtprop.ir.facets import Absorbs, ByPyTorch, Cost, Linear, Numbers, View
 from fmtprop.ir.node import Attrs, Node
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
@@ -115,44 +115,13 @@ class PostOpForm:
 
 Infer = Callable[[Any, Mapping[str, TensorType]], "tuple[TensorType, ...]"]
 Reference = Callable[[Any, Mapping[str, Any]], "tuple[Any, ...]"]
-Operator = Callable[[Any, Mapping[str, Any], "Sequence[Any]"], "Callable[[], object] | None"]
 #: oneDNN's descriptors of operands and results, by name
 Natives: TypeAlias = "Mapping[str, NativeDesc]"
 #: oneDNN's attributes of a primitive, which have its post-ops
 NativeAttr: TypeAlias = "PrimitiveAttr | None"
 Primitive = Callable[[Any, Natives, NativeAttr], Lowering]
-View = Callable[[Any, MemoryDesc, TensorType], MemoryDesc]
-Inverse = Callable[[Any, MemoryDesc, TensorType], MemoryDesc]
 Sliced = Callable[[Any, int, int], "Attrs | None"]
 Parts = Callable[[Any, MemoryDesc, "Mapping[str, TensorType]"], "Mapping[str, MemoryDesc] | None"]
-
-
-def _nothing(attrs: Any) -> frozenset[str]:
-    return frozenset()
-
-
-def _no_operand(attrs: Any) -> str | None:
-    return None
-
-
-def _always(attrs: Any) -> bool:
-    return True
-
-
-def _never(attrs: Any) -> bool:
-    return False
-
-
-def _in_reals(attrs: Any) -> Bytes:
-    return Bytes.NEVER
-
-
-def _same(operand: str, dims: tuple[int, ...]) -> float:
-    return 1.0
-
-
-def _few(dims: Mapping[str, tuple[int, ...]]) -> int:
-    return 1
 
 
 @dataclass(frozen=True)
@@ -170,21 +139,13 @@ class OpDef:
     reference: Reference
     #: small problems; at least one
     samples: Callable[[], Iterable[Sample]]
-    #: ``(attrs, torch tensors by operand, result tensors) -> call without arguments``: PyTorch's operator, ready to
-    #: write its results directly to these tensors, at the speed that a user of PyTorch gets; None for attributes that
-    #: it cannot run so. The operands may have any plain formats, of the data type of the results; an element-wise op's
-    #: result may be its operand. Otherwise the op runs on PyTorch by `reference`.
-    operator: Operator | None = None
     #: ``(attrs, native descs by operand and result, primitive attr) -> Lowering``; pure. For inference.
     primitive: Primitive | None = None
     #: other primitives that compute the same from the same operands, each given under its own execution argument; same
     #: signature as `primitive`. UnsupportedOpError or FormatError where one does not apply.
     equivalents: tuple[Primitive, ...] = ()
-    #: ``(attrs, desc of src, result type) -> desc of dst``; raises FormatError where the format cannot take it
+    #: for an op that only describes its source anew
     view: View | None = None
-    #: ``(attrs, desc of dst, type of src) -> desc of src`` from which the view makes that one; raises FormatError where
-    #: there is none. So a good format for a view's reader becomes a format to try for the source's producer.
-    inverse: Inverse | None = None
     #: ``(attrs, desc of dst, types by operand) -> desc of each operand within dst``, or None if they would not be
     #: dense. For an op that only puts its sources side by side, so that no data must move.
     parts: Parts | None = None
@@ -194,53 +155,14 @@ class OpDef:
     linear: Linear | None = None
     #: whether each element of the result depends only on the same element of each source
     elementwise: bool = False
-    #: whether an infinity becomes NaN, or spreads over a whole window: checks give no mask through such an op
-    spreads: bool = False
-    #: ``attrs -> operands`` to which a check gives positive numbers: divisors, variances, arguments of logarithms
-    positive: Callable[[Any], frozenset[str]] = _nothing
-    #: ``(operand, dims) -> power of two`` by which a check multiplies the numbers of an operand: an op that reads its
-    #: own results would amplify rounding errors with large weights
-    factor: Callable[[str, tuple[int, ...]], float] = _same
-    #: ``dims by operand -> count`` of numbers that a primitive may add one after the other in f32, with sums that are
-    #: not exact. Rounding errors grow with this count, and so does the tolerance of a check.
-    summands: Callable[[Mapping[str, tuple[int, ...]]], int] = _few
     #: ``(attrs, batch, images) -> attributes`` with which the op computes these images of a batch from the same images
     #: of its sources, or None if an image depends on others. Without it, the op cannot be sliced.
     sliced: Sliced | None = None
     cost: Cost = field(default_factory=Cost)
-    #: ``attrs -> bool``: whether a check may choose the numbers of all operands. It may not if another call must make
-    #: one of them from the others, such as indices or a workspace.
-    checkable: Callable[[Any], bool] = _always
-    #: ``attrs -> bool``: whether `reference` is right for operands of any strides. Some operators of PyTorch are not;
-    #: they get row-major operands.
-    any_strides: Callable[[Any], bool] = _always
-    #: ``attrs -> bool``: whether a call of PyTorch gives results of its operands' type, as accurate in a narrower one:
-    #: it selects numbers, or adds a few
-    narrows: Callable[[Any], bool] = _never
-    #: ``attrs -> operands`` with numbers that are positions in another operand: these are not computed in a narrower
-    #: type, since its steps grow with the distance from 0
-    positions: Callable[[Any], frozenset[str]] = _nothing
-    #: ``attrs -> operands`` that the operator reads faster as a view that repeats numbers along axes (``expand``) than
-    #: as a copy of it
-    repeated: Callable[[Any], frozenset[str]] = _nothing
-    #: ``attrs -> operand`` of which the result is a copy with some numbers changed, which PyTorch can change in the
-    #: operand itself; None for other ops
-    changed: Callable[[Any], str | None] = _no_operand
-    #: which plain formats PyTorch's operator works on without a copy
-    reads: Reads = Reads.ANY
-    #: ``attrs -> Bytes``: what its primitive does with bytes that stand for real numbers
-    bytes: Callable[[Any], Bytes] = _in_reals
-    #: ``attrs -> names``: the special values for which some implementation of the primitive, or of the post-op, differs
-    #: from PyTorch: ``"nan"``, ``"inf"``, and ``"extremum"`` where the largest or smallest of infinities alone is a
-    #: finite number (docs/numerics.md). oneDNN's reference implementations do not count.
-    loses: Callable[[Any], frozenset[str]] = _nothing
-    #: kinds of post-op (:class:`PostOpForm`) that the primitive can absorb
-    post_ops: frozenset[str] = frozenset()
-    #: algorithms of the eltwise post-ops that the primitive can absorb; None for all
-    eltwise_algs: frozenset[str] | None = None
-    #: whether it does absorb them. It does not if the library then has reference loops only, or if kernels of our own,
-    #: which take no post-ops, run faster.
-    absorbs: bool = True
+    numbers: Numbers = field(default_factory=Numbers)
+    pytorch: ByPyTorch = field(default_factory=ByPyTorch)
+    #: the post-ops of its primitive
+    absorbs: Absorbs = field(default_factory=Absorbs)
     #: its form as a post-op of the op before it; None if it has none
     as_post_op: PostOpForm | None = None
     #: operands of which dst may take the buffer if both have the same descriptor: element-wise ops, softmax, …
@@ -320,4 +242,4 @@ def linear_of(node: Node) -> Linear | None:
 def loses_special_values(node: Node) -> bool:
     """Return whether oneDNN may treat NaN or infinities differently from PyTorch, in a node or its post-ops."""
     parts = [(node.op, node.attrs), *((post_op.op, post_op.attrs) for post_op in node.post_ops)]
-    return any(opdef(op).loses(attrs) for op, attrs in parts)
+    return any(opdef(op).numbers.loses(attrs) for op, attrs in parts)

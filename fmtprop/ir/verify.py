@@ -222,7 +222,7 @@ def post_ops_absorbable(graph: Graph) -> Iterator[str]:
     for node in graph.nodes():
         if not node.post_ops:
             continue
-        types, allowed = _operand_types(graph, node), opdef(node.op).post_ops
+        types, allowed = _operand_types(graph, node), opdef(node.op).absorbs.kinds
         before, _ = types_along(node, types)
         for post_op, inferred in zip(node.post_ops, before, strict=True):
             dst = inferred.with_dtype(node.results[0].dtype)
@@ -288,7 +288,7 @@ def is_identity_view(graph: Graph, node: Node) -> bool:
         return False
     plain = MemoryDesc(source.dims, source.dtype)
     try:
-        return opdef(node.op).view(node.attrs, plain, result) == plain  # type: ignore[misc]
+        return opdef(node.op).view.dst(node.attrs, plain, result) == plain  # type: ignore[union-attr]
     except FormatError:
         return False
 

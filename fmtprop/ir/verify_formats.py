@@ -65,7 +65,7 @@ def views_follow(graph: Graph) -> Iterator[str]:
             continue
         source = graph.desc_of(graph.inputs(node.name)["src"])
         try:
-            expected = opdef(node.op).view(node.attrs, source, node.results[0])  # type: ignore[misc]
+            expected = opdef(node.op).view.dst(node.attrs, source, node.results[0])  # type: ignore[union-attr]
         except FmtpropError as error:
             yield f"{node.label} cannot be a view of {source}: {error}; a reorder must come first"
         else:

@@ -16,6 +16,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Category, Linear, OpDef, Operand, Sample, TensorType
+from fmtprop.ir.facets import Numbers
 from fmtprop.ops.building import operand_list
 
 T = TypeVar("T")
@@ -150,7 +151,6 @@ ATTENTION = OpDef(
     linear=Linear(
         lambda src, key, dst: float(key[-1] * (prod(src) + prod(dst))), by_columns=True, roles=("src", "key", "dst")
     ),
-    spreads=True,
-    loses=loses,
+    numbers=Numbers(spreads=True, loses=loses),
     samples=samples,
 )

@@ -14,6 +14,7 @@ import torch
 
 from fmtprop.errors import ShapeError, UnsupportedOpError
 from fmtprop.ir import Attrs, Call, Cost, TensorType, Value
+from fmtprop.ir.facets import Numbers
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Primitive, Sample
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
@@ -212,8 +213,7 @@ BATCH_NORMALIZATION_TRAINING = OpDef(
     infer=infer,
     reference=reference,
     primitive=_FORWARD,
-    spreads=True,
-    summands=summands,
+    numbers=Numbers(spreads=True, summands=summands),
     cost=Cost(pace=0.5, pytorch=0.05),
     short="bn",
     samples=samples,
@@ -229,9 +229,7 @@ BATCH_NORMALIZATION_BACKWARD = OpDef(
     infer=infer_backward,
     reference=reference_backward,
     primitive=_BACKWARD,
-    spreads=True,
-    positive=BATCH_NORMALIZATION.positive,
-    summands=summands,
+    numbers=Numbers(spreads=True, positive=BATCH_NORMALIZATION.numbers.positive, summands=summands),
     cost=Cost(pace=0.5, pytorch=0.1),
     short="bn_back",
     samples=samples_backward,

@@ -12,6 +12,7 @@ import torch
 
 from fmtprop.errors import ShapeError, UnsupportedOpError
 from fmtprop.ir import Attrs, Bytes, Call, Cost, Importer, Onnx, TensorType, Value, Writing, each_image
+from fmtprop.ir.facets import Absorbs, ByPyTorch, Numbers
 from fmtprop.ir.op import Category, OpDef, Operand, PostOpForm, Sample
 from fmtprop.layout import DataType
 from fmtprop.ops.building import NATIVE_FLOATS, Ready, Tensors, is_native, primitive_of, promoted
@@ -269,15 +270,17 @@ BINARY = OpDef(
     category=Category.MULTI_SRC,
     infer=infer,
     reference=reference,
-    operator=operator,
+    pytorch=ByPyTorch(operator),
     primitive=primitive_of("Binary"),
     elementwise=True,
-    bytes=lambda attrs: Bytes.COMBINED if attrs.alg in ("add", "sub", "mul") else Bytes.NEVER,
-    positive=lambda attrs: frozenset({"src_0", "src_1"}) if attrs.alg == "div" else frozenset(),
+    numbers=Numbers(
+        bytes=lambda attrs: Bytes.COMBINED if attrs.alg in ("add", "sub", "mul") else Bytes.NEVER,
+        positive=lambda attrs: frozenset({"src_0", "src_1"}) if attrs.alg == "div" else frozenset(),
+        loses=loses,
+    ),
     sliced=each_image,
     cost=Cost(pace=0.75, pytorch=0.7),
-    loses=loses,
-    post_ops=frozenset({"eltwise", "binary", "sum"}),
+    absorbs=Absorbs(frozenset({"eltwise", "binary", "sum"})),
     as_post_op=PostOpForm("binary", _append),
     inplace=frozenset({"src_0"}),
     samples=samples,

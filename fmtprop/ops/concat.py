@@ -11,6 +11,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Bytes, Call, Category, Cost, Onnx, OpDef, Operand, Sample, Value, each_image_across_axis
+from fmtprop.ir.facets import ByPyTorch, Numbers
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.layout.parts import in_place_parts
@@ -162,11 +163,11 @@ CONCAT = OpDef(
     category=Category.MULTI_SRC,
     infer=infer,
     reference=reference,
-    operator=operator,
+    pytorch=ByPyTorch(operator),
     primitive=primitive_of("Concat"),
     parts=parts,
     sliced=each_image_across_axis,
-    bytes=lambda attrs: Bytes.MOVED,
+    numbers=Numbers(bytes=lambda attrs: Bytes.MOVED),
     cost=Cost(pace=0.65, pytorch=0.6),
     samples=samples,
     torch={

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import FormatError, ShapeError, UnsupportedOpError
 from fmtprop.ir import Attrs, Bytes, Call, Linear, Onnx, TensorType, Value, Writing, each_image
+from fmtprop.ir.facets import Absorbs, Numbers
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, PostOpForm, Sample
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.arguments import batched, computable, ints, unbatched
@@ -339,10 +340,9 @@ CONVOLUTION = OpDef(
     primitive=primitive,
     equivalents=(_as_matmul, _as_inner_product),
     linear=Linear(convolution_products, windowed=True),
-    bytes=lambda attrs: Bytes.MULTIPLIED,
-    spreads=True,
+    numbers=Numbers(bytes=lambda attrs: Bytes.MULTIPLIED, spreads=True),
     sliced=each_image,
-    post_ops=frozenset({"eltwise", "binary", "sum", "prelu", "convolution"}),
+    absorbs=Absorbs(frozenset({"eltwise", "binary", "sum", "prelu", "convolution"})),
     as_post_op=PostOpForm("convolution", _append),
     short="conv",
     samples=samples,

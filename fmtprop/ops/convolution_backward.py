@@ -13,6 +13,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Call, Linear, TensorType, Value
+from fmtprop.ir.facets import Numbers
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Primitive, Sample
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import convolution
@@ -224,7 +225,7 @@ CONVOLUTION_BACKWARD_DATA = OpDef(
     reference=reference_data,
     primitive=_primitive("backward_data"),
     linear=Linear(convolution.convolution_products, windowed=True, roles=("diff_src", "weights", "diff_dst")),
-    spreads=True,
+    numbers=Numbers(spreads=True),
     short="conv_data",
     samples=samples_data,
     torch={"aten.convolution_backward.default": _convolution_backward},
@@ -240,7 +241,7 @@ CONVOLUTION_BACKWARD_WEIGHTS = OpDef(
     reference=reference_weights,
     primitive=_primitive("backward_weights"),
     linear=Linear(convolution.convolution_products, windowed=True, roles=("src", "diff_weights", "diff_dst")),
-    spreads=True,
+    numbers=Numbers(spreads=True),
     short="conv_weights",
     samples=samples_weights,
 )

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Bytes, Call, Category, Cost, Linear, Onnx, OpDef, Sample, TensorType, Value, Writing, each_image
+from fmtprop.ir.facets import Absorbs, Numbers
 from fmtprop.ops.arguments import batched, computable, ints, unbatched
 from fmtprop.ops.building import WEIGHTED, primitive_of
 from fmtprop.ops.convolution import (
@@ -176,11 +177,10 @@ DECONVOLUTION = OpDef(
     reference=reference,
     primitive=primitive_of("Deconvolution"),
     linear=Linear(lambda src, weights, dst: products(src, dst[1], weights), windowed=True, transposed=True),
-    spreads=True,
-    bytes=lambda attrs: Bytes.MULTIPLIED,
+    numbers=Numbers(spreads=True, bytes=lambda attrs: Bytes.MULTIPLIED),
     cost=Cost(pytorch=0.03, across=3.0),
     sliced=each_image,
-    post_ops=frozenset({"eltwise", "binary", "sum", "prelu"}),
+    absorbs=Absorbs(frozenset({"eltwise", "binary", "sum", "prelu"})),
     short="deconv",
     samples=samples,
     torch={

@@ -14,6 +14,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Bytes, Call, Category, Cost, Grid, OpDef, Operand, Sample, TensorType, Value
+from fmtprop.ir.facets import Numbers
 from fmtprop.layout import DataType
 from fmtprop.ops.building import Tensors
 
@@ -124,7 +125,7 @@ DYNAMIC_QUANTIZE = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
-    bytes=lambda attrs: Bytes.CONVERTED,
+    numbers=Numbers(bytes=lambda attrs: Bytes.CONVERTED),
     cost=Cost(lambda attrs, gathered: 6.0, pytorch=0.05),
     short="quantize_rows",
     samples=samples,

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Call, Cost, Importer, Onnx, TensorType, Value, Writing, each_image
+from fmtprop.ir.facets import ByPyTorch, Numbers
 from fmtprop.ir.op import Category, OpDef, Operand, PostOpForm, Sample
 from fmtprop.layout import DataType
 from fmtprop.ops.building import Ready, Tensors, is_native, primitive_of
@@ -332,13 +333,12 @@ ELTWISE = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
-    operator=operator,
+    pytorch=ByPyTorch(operator),
     primitive=primitive_of("Eltwise"),
     elementwise=True,
-    positive=lambda attrs: frozenset({"src"}) if attrs.alg in _POSITIVE else frozenset(),
+    numbers=Numbers(positive=lambda attrs: frozenset({"src"}) if attrs.alg in _POSITIVE else frozenset(), loses=loses),
     sliced=each_image,
     cost=Cost(operations, pytorch=0.7, by_pytorch=lambda attrs: _PYTORCH_OPERATIONS.get(attrs.alg, 0.0)),
-    loses=loses,
     # no post_ops: oneDNN takes some, but then only its slow reference code is left
     as_post_op=PostOpForm("eltwise", _append),
     inplace=frozenset({"src"}),

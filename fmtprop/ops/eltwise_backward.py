@@ -14,6 +14,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Call, Cost, Importer, TensorType, Value
+from fmtprop.ir.facets import ByPyTorch, Numbers
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
 from fmtprop.ops import eltwise
 from fmtprop.ops.building import Ready, Tensors, by_autograd, check_alike, create, is_native, lowering
@@ -202,10 +203,10 @@ ELTWISE_BACKWARD = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
-    operator=operator,
+    pytorch=ByPyTorch(operator),
     primitive=primitive,
     cost=Cost(operations=lambda attrs, gathered: eltwise.ELTWISE.cost.operations(attrs.function, gathered)),
-    loses=lambda attrs: _LOSES.get(attrs.alg, frozenset()),
+    numbers=Numbers(loses=lambda attrs: _LOSES.get(attrs.alg, frozenset())),
     inplace=frozenset({"diff_dst"}),
     short="eltwise_back",
     samples=samples,

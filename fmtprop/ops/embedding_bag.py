@@ -12,6 +12,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Call, Category, OpDef, Operand, Sample, TensorType, Value
+from fmtprop.ir.facets import ByPyTorch
 from fmtprop.layout import DataType
 from fmtprop.ops.building import Ready, Tensors, is_native
 
@@ -154,8 +155,7 @@ EMBEDDING_BAG = OpDef(
     category=Category.HOST,
     infer=infer,
     reference=reference,
-    operator=operator,
-    any_strides=lambda attrs: False,
+    pytorch=ByPyTorch(operator, any_strides=lambda attrs: False),
     short="bag",
     samples=samples,
     torch={

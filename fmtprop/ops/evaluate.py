@@ -95,7 +95,7 @@ def _in_reals(
 
     Sums are exact in f64, as they are in a kernel for bytes.
     """
-    is_sum = opdef(node.op).bytes(node.attrs) is Bytes.MULTIPLIED
+    is_sum = opdef(node.op).numbers.bytes(node.attrs) is Bytes.MULTIPLIED
     real = {
         name: to_reals(tensor.double() if is_sum else tensor, node.grids[name])
         if name in node.grids and not tensor.is_floating_point()

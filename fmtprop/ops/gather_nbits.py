@@ -9,6 +9,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Call, Category, OpDef, Operand, Reads, Sample, TensorType, Value
+from fmtprop.ir.facets import ByPyTorch, Numbers
 from fmtprop.ir.tensors import data_type, torch_dtype
 from fmtprop.layout import DataType
 from fmtprop.ops.matmul_nbits import CODES_OPERANDS, DecodeNBits, check_codes, decoded, types_of_codes
@@ -102,9 +103,8 @@ GATHER_NBITS = OpDef(
     category=Category.HOST,
     infer=infer,
     reference=reference,
-    spreads=True,
-    reads=Reads.ROWS,
-    any_strides=lambda attrs: False,
+    numbers=Numbers(spreads=True),
+    pytorch=ByPyTorch(reads=Reads.ROWS, any_strides=lambda attrs: False),
     short="gather",
     samples=samples,
     torch={"fmtprop.gather_nbits.default": _import},

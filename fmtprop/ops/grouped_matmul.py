@@ -13,7 +13,7 @@ from math import prod
 import torch
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.facets import Linear
+from fmtprop.ir.facets import ByPyTorch, Linear, Numbers
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
@@ -127,10 +127,9 @@ GROUPED_MATMUL = OpDef(
     category=Category.HOST,
     infer=infer,
     reference=reference,
-    operator=operator,
+    pytorch=ByPyTorch(operator),
     linear=Linear(lambda src, weights, dst: float(prod(dst) * src[-1]), by_columns=True),
-    narrows=lambda attrs: True,
-    spreads=True,
+    numbers=Numbers(narrows=lambda attrs: True, spreads=True),
     short="experts",
     samples=samples,
     torch={

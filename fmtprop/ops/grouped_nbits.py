@@ -9,6 +9,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Category, Cost, OpDef, Operand, Reads, Sample, TensorType
+from fmtprop.ir.facets import ByPyTorch, Numbers
 from fmtprop.layout import DataType
 from fmtprop.ops.grouped_matmul import groups_of
 from fmtprop.ops.matmul_nbits import CODES_OPERANDS, MatMulNBits, check_codes, decoded, types_of_codes
@@ -70,11 +71,9 @@ GROUPED_MATMUL_NBITS = OpDef(
     category=Category.HOST,
     infer=infer,
     reference=reference,
-    narrows=lambda attrs: True,
-    spreads=True,
+    numbers=Numbers(narrows=lambda attrs: True, spreads=True),
     cost=Cost(pytorch=0.02),
-    reads=Reads.ROWS,
-    any_strides=lambda attrs: False,
+    pytorch=ByPyTorch(reads=Reads.ROWS, any_strides=lambda attrs: False),
     short="experts",
     samples=samples,
 )

@@ -14,6 +14,7 @@ import torch
 
 from fmtprop.errors import FmtpropError, GraphError, UnsupportedOpError
 from fmtprop.ir import Call, Category, Cost, OpDef, Operand, Sample, TensorType, Value
+from fmtprop.ir.facets import ByPyTorch, Numbers
 from fmtprop.ir.tensors import tensor_type, torch_dtype
 from fmtprop.ops import host_facts
 from fmtprop.ops.building import is_native, normalised_axis
@@ -207,14 +208,14 @@ ATEN = OpDef(
     category=Category.HOST,
     infer=infer,
     reference=reference,
-    checkable=host_facts.checkable,
+    numbers=Numbers(checkable=host_facts.checkable, narrows=host_facts.narrows, positions=host_facts.positions),
     cost=Cost(window=host_facts.window),
-    any_strides=host_facts.any_strides,
-    narrows=host_facts.narrows,
-    positions=host_facts.positions,
-    repeated=host_facts.repeated,
-    changed=host_facts.changed,
-    operator=operator,
+    pytorch=ByPyTorch(
+        any_strides=host_facts.any_strides,
+        repeated=host_facts.repeated,
+        changed=host_facts.changed,
+        operator=operator,
+    ),
     torch={
         **{f"aten.{name}.default": _scan for name in ("cumsum", "cumprod", "logcumsumexp")},
         **{f"aten.{name}.default": _places for name in ("argmax", "argmin")},

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Bytes, Call, Linear, Onnx, TensorType, Value, Writing
+from fmtprop.ir.facets import Absorbs, ByPyTorch, Numbers
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Sample
 from fmtprop.ops.arguments import computable, transposed
 from fmtprop.ops.building import WEIGHTED, Ready, Tensors, primitive_of
@@ -142,13 +143,12 @@ INNER_PRODUCT = OpDef(
     category=Category.COMPUTE,
     infer=infer,
     reference=reference,
-    operator=operator,
+    pytorch=ByPyTorch(operator),
     primitive=primitive_of("InnerProduct"),
     equivalents=(_as_matmul, _as_convolution),
     linear=Linear(lambda src, weights, dst: float(prod(src) * dst[1])),
-    bytes=lambda attrs: Bytes.MULTIPLIED,
-    spreads=True,
-    post_ops=frozenset({"eltwise", "binary", "sum"}),
+    numbers=Numbers(bytes=lambda attrs: Bytes.MULTIPLIED, spreads=True),
+    absorbs=Absorbs(frozenset({"eltwise", "binary", "sum"})),
     short="fc",
     samples=samples,
     torch={"aten.linear.default": _linear, "aten.addmm.default": _addmm},

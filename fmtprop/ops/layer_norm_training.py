@@ -11,6 +11,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Call, Category, OpDef, Operand, Reads, Sample, TensorType, Value
+from fmtprop.ir.facets import ByPyTorch, Numbers
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
 from fmtprop.ops.eltwise import Eltwise
@@ -150,9 +151,9 @@ LAYER_NORMALIZATION_TRAINING = OpDef(
     infer=infer,
     reference=reference,
     primitive=_FORWARD,
-    spreads=True,
+    numbers=Numbers(spreads=True),
     cost=LAYER_NORMALIZATION.cost,
-    reads=Reads.ROWS,
+    pytorch=ByPyTorch(reads=Reads.ROWS),
     short="ln",
     samples=samples_layer,
     torch={"aten.native_layer_norm.default": _native},
@@ -167,10 +168,9 @@ LAYER_NORMALIZATION_BACKWARD = OpDef(
     infer=infer_backward,
     reference=reference_backward,
     primitive=_BACKWARD,
-    spreads=True,
-    positive=lambda attrs: frozenset({"variance"}),
+    numbers=Numbers(spreads=True, positive=lambda attrs: frozenset({"variance"})),
     cost=LAYER_NORMALIZATION.cost,
-    reads=Reads.ROWS,
+    pytorch=ByPyTorch(reads=Reads.ROWS),
     short="ln_back",
     samples=samples_backward,
     torch={"aten.native_layer_norm_backward.default": _backward},

@@ -13,6 +13,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Bytes, Category, Cost, Grid, OpDef, Operand, Sample, TensorType
+from fmtprop.ir.facets import Numbers
 from fmtprop.ops.building import Tensors
 from fmtprop.ops.quantization import to_bytes, to_reals
 
@@ -87,9 +88,8 @@ LOOKUP = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
-    bytes=lambda attrs: Bytes.TABULATED,
+    numbers=Numbers(bytes=lambda attrs: Bytes.TABULATED, loses=lambda attrs: frozenset({"nan"})),
     elementwise=True,
     cost=Cost(lambda attrs, gathered: 1.0, pytorch=0.05),
-    loses=lambda attrs: frozenset({"nan"}),
     samples=samples,
 )

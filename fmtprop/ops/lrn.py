@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Category, Cost, Onnx, OpDef, Operand, Sample, TensorType, Writing, each_image
+from fmtprop.ir.facets import Numbers
 from fmtprop.ops.building import primitive_of
 
 # ---------------------------------------------------------------- attributes
@@ -110,10 +111,9 @@ LRN = OpDef(
     infer=infer,
     reference=reference,
     primitive=primitive_of("Lrn", lambda attrs: {"local_size": attrs.size}),
-    spreads=True,
+    numbers=Numbers(spreads=True, loses=loses),
     sliced=each_image,
     cost=Cost(lambda attrs, gathered: 40.0, pytorch=0.05),
-    loses=loses,
     samples=samples,
     onnx=Onnx(_write),
 )

@@ -13,6 +13,7 @@ import torch
 
 from fmtprop.errors import DnnlError, FormatError
 from fmtprop.ir import Call, Category, Cost, Lowering, NativeAttr, Natives, OpDef, Operand, Sample, TensorType, Value
+from fmtprop.ir.facets import Numbers
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import lrn
 from fmtprop.ops.building import by_autograd, check_alike, create, native
@@ -132,7 +133,7 @@ LRN_TRAINING = OpDef(
     infer=infer,
     reference=reference,
     primitive=primitive,
-    spreads=True,
+    numbers=Numbers(spreads=True),
     cost=_COST,
     short="lrn",
     samples=lrn.samples,
@@ -148,8 +149,7 @@ LRN_BACKWARD = OpDef(
     infer=infer_backward,
     reference=reference_backward,
     primitive=primitive_backward,
-    spreads=True,
-    checkable=lambda attrs: False,
+    numbers=Numbers(spreads=True, checkable=lambda attrs: False),
     cost=_COST,
     short="lrn_back",
     samples=samples_backward,

@@ -16,6 +16,7 @@ import torch
 
 from fmtprop.errors import ShapeError, UnsupportedOpError
 from fmtprop.ir import Attrs, Bytes, Call, Importer, Linear, Onnx, TensorType, Value, Writing
+from fmtprop.ir.facets import Absorbs, ByPyTorch, Numbers
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable, transposed
@@ -355,13 +356,12 @@ MATMUL = OpDef(
     category=Category.COMPUTE,
     infer=infer,
     reference=reference,
-    operator=operator,
+    pytorch=ByPyTorch(operator),
     primitive=primitive,
     equivalents=(_as_inner_product, _as_convolution),
     linear=Linear(lambda src, weights, dst: float(prod(dst) * src[-1]), by_columns=True),
-    bytes=lambda attrs: Bytes.MULTIPLIED,
-    spreads=True,
-    post_ops=frozenset({"eltwise", "binary", "sum"}),
+    numbers=Numbers(bytes=lambda attrs: Bytes.MULTIPLIED, spreads=True),
+    absorbs=Absorbs(frozenset({"eltwise", "binary", "sum"})),
     samples=samples,
     torch={
         "aten.mm.default": _product("self", "mat2"),

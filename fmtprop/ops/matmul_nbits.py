@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Call, Category, Cost, OpDef, Operand, Reads, Sample, TensorType, Value
+from fmtprop.ir.facets import Absorbs, ByPyTorch, Numbers
 from fmtprop.ir.tensors import data_type, torch_dtype
 from fmtprop.layout import DataType
 
@@ -314,11 +315,10 @@ MATMUL_NBITS = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
-    spreads=True,
+    numbers=Numbers(spreads=True),
     cost=Cost(pytorch=0.02),
-    reads=Reads.ROWS,
-    any_strides=lambda attrs: False,
-    post_ops=frozenset({"eltwise", "binary", "sum"}),
+    pytorch=ByPyTorch(reads=Reads.ROWS, any_strides=lambda attrs: False),
+    absorbs=Absorbs(frozenset({"eltwise", "binary", "sum"})),
     short="fc",
     samples=samples,
     torch={"fmtprop.matmul_nbits.default": _import},
@@ -332,10 +332,9 @@ DECODE_NBITS = OpDef(
     category=Category.BANDWIDTH,
     infer=infer_decoded,
     reference=reference_decoded,
-    spreads=True,
+    numbers=Numbers(spreads=True),
     cost=Cost(lambda attrs, gathered: _DECODING, pytorch=0.05),
-    reads=Reads.ROWS,
-    any_strides=lambda attrs: False,
+    pytorch=ByPyTorch(reads=Reads.ROWS, any_strides=lambda attrs: False),
     short="decode",
     samples=samples_decoded,
     torch={"fmtprop.decode_nbits.default": _import_decoding},

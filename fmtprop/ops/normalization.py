@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Bytes, Call, Cost, Onnx, Reads, TensorType, Value, Writing, each_image
+from fmtprop.ir.facets import Absorbs, ByPyTorch, Numbers
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Primitive, Sample
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
@@ -306,14 +307,15 @@ BATCH_NORMALIZATION = OpDef(
     infer=infer_batch,
     reference=reference_batch,
     primitive=_primitive("BatchNormalization", "batch_normalization"),
-    spreads=True,
-    positive=lambda attrs: frozenset({"variance"}),
+    numbers=Numbers(spreads=True, positive=lambda attrs: frozenset({"variance"})),
     sliced=each_image,
     cost=Cost(pace=0.5, pytorch=0.25),
-    reads=Reads.ROWS_OR_CHANNELS_LAST,
-    post_ops=frozenset({"eltwise"}),
-    # leaky or not; oneDNN answers "unimplemented" to every other algorithm
-    eltwise_algs=frozenset({"relu"}),
+    pytorch=ByPyTorch(reads=Reads.ROWS_OR_CHANNELS_LAST),
+    absorbs=Absorbs(
+        kinds=frozenset({"eltwise"}),
+        # leaky or not; oneDNN answers "unimplemented" to every other algorithm
+        algs=frozenset({"relu"}),
+    ),
     inplace=frozenset({"src"}),
     short="bn",
     samples=samples_batch,
@@ -333,13 +335,14 @@ LAYER_NORMALIZATION = OpDef(
     infer=infer_layer,
     reference=reference_layer,
     primitive=_primitive("LayerNormalization", "layer_normalization"),
-    spreads=True,
-    bytes=lambda attrs: Bytes.NORMALIZED,
+    numbers=Numbers(spreads=True, bytes=lambda attrs: Bytes.NORMALIZED),
     cost=Cost(lambda attrs, gathered: 8.0, pytorch=0.2),
-    reads=Reads.ROWS,
-    # a rounding, by a kernel of our own alone
-    post_ops=frozenset({"eltwise"}),
-    absorbs=False,
+    pytorch=ByPyTorch(reads=Reads.ROWS),
+    absorbs=Absorbs(
+        # a rounding, by a kernel of our own alone
+        kinds=frozenset({"eltwise"}),
+        wanted=False,
+    ),
     inplace=frozenset({"src"}),
     short="ln",
     samples=samples_layer,
@@ -354,9 +357,9 @@ GROUP_NORMALIZATION = OpDef(
     category=Category.BANDWIDTH,
     infer=infer_group,
     reference=reference_group,
-    spreads=True,
+    numbers=Numbers(spreads=True),
     cost=Cost(pytorch=0.2, across=0.25),
-    reads=Reads.ROWS_OR_CHANNELS_LAST,
+    pytorch=ByPyTorch(reads=Reads.ROWS_OR_CHANNELS_LAST),
     inplace=frozenset({"src"}),
     short="gn",
     samples=samples_group,

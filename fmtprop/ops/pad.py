@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Call, Category, Onnx, OpDef, Operand, Sample, TensorType, Value, Writing
+from fmtprop.ir.facets import ByPyTorch
 from fmtprop.ops.building import Ready, Tensors, is_native
 from fmtprop.ops.host_call import host_call
 
@@ -120,7 +121,7 @@ PAD = OpDef(
     category=Category.HOST,
     infer=infer,
     reference=reference,
-    operator=operator,
+    pytorch=ByPyTorch(operator),
     samples=samples,
     torch={"aten.constant_pad_nd.default": _pad, "aten.pad.default": _pad},
     onnx=Onnx(_write, moves=True),

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Bytes, Call, Cost, Importer, Onnx, Reads, TensorType, Value, Writing, each_image
+from fmtprop.ir.facets import Absorbs, ByPyTorch, Numbers
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import axes_of, batched, computable, first_of, ints, unbatched
@@ -329,14 +330,12 @@ POOLING = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
-    operator=operator,
+    pytorch=ByPyTorch(operator, reads=Reads.ROWS_OR_CHANNELS_LAST),
     primitive=primitive,
     sliced=each_image,
     cost=Cost(_operations, lambda attrs: prod(attrs.kernel), pace=0.8),
-    reads=Reads.ROWS_OR_CHANNELS_LAST,
-    bytes=lambda attrs: Bytes.MOVED if attrs.alg == "max" else Bytes.NORMALIZED,
-    loses=loses,
-    post_ops=frozenset({"eltwise", "binary"}),
+    numbers=Numbers(bytes=lambda attrs: Bytes.MOVED if attrs.alg == "max" else Bytes.NORMALIZED, loses=loses),
+    absorbs=Absorbs(frozenset({"eltwise", "binary"})),
     short="pool",
     samples=samples,
     torch={

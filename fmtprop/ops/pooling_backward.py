@@ -11,6 +11,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Call, Category, Importer, Lowering, NativeAttr, Natives, OpDef, Operand, Sample, Value
+from fmtprop.ir.facets import ByPyTorch
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import pooling
@@ -140,7 +141,7 @@ POOLING_BACKWARD = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
-    operator=operator,
+    pytorch=ByPyTorch(operator),
     primitive=primitive,
     cost=pooling.POOLING.cost,
     short="pool_back",

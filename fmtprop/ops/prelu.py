@@ -12,6 +12,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Call, Cost, Onnx, TensorType, Value
+from fmtprop.ir.facets import ByPyTorch, Numbers
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, PostOpForm, Sample
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
@@ -146,7 +147,7 @@ PRELU = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
-    operator=operator,
+    pytorch=ByPyTorch(operator),
     primitive=primitive_of("Prelu"),
     cost=Cost(pytorch=0.35),
     as_post_op=PostOpForm("prelu", _append),
@@ -164,9 +165,11 @@ PRELU_BACKWARD = OpDef(
     infer=infer_backward,
     reference=reference_backward,
     primitive=primitive_backward,
-    summands=summands,
-    # of a NaN in src, the gradient of its slope is a number; with AVX2, of an infinity it may be NaN
-    loses=lambda attrs: frozenset({"nan", "inf"}),
+    numbers=Numbers(
+        summands=summands,
+        # of a NaN in src, the gradient of its slope is a number; with AVX2, of an infinity it may be NaN
+        loses=lambda attrs: frozenset({"nan", "inf"}),
+    ),
     # PyTorch writes a gradient of the slopes for each element, and sums these afterwards
     cost=Cost(pytorch=0.05),
     short="prelu_back",

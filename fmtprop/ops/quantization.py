@@ -17,6 +17,7 @@ import torch
 
 from fmtprop.errors import ShapeError, UnsupportedOpError
 from fmtprop.ir import Attrs, Bytes, Call, Cost, Grid, Onnx, TensorType, Value, Writing
+from fmtprop.ir.facets import Numbers
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, PostOpForm, Sample
 from fmtprop.ir.tensors import data_type, tensor_type, torch_dtype
 from fmtprop.layout import DataType
@@ -373,7 +374,7 @@ QUANTIZE = OpDef(
     category=Category.BANDWIDTH,
     infer=infer_quantize,
     reference=reference_quantize,
-    positive=lambda attrs: frozenset({"scale"}),
+    numbers=Numbers(positive=lambda attrs: frozenset({"scale"})),
     cost=Cost(lambda attrs, gathered: 4.0, pytorch=0.1),
     samples=samples_quantize,
     torch={
@@ -419,9 +420,8 @@ FAKE_QUANTIZE = OpDef(
     primitive=_primitive,
     results=(Operand("dst", "TO"),),
     elementwise=True,
-    bytes=lambda attrs: Bytes.CONVERTED,
+    numbers=Numbers(bytes=lambda attrs: Bytes.CONVERTED, loses=lambda attrs: frozenset({"nan"})),
     cost=Cost(lambda attrs, gathered: 4.0, pytorch=0.1),
-    loses=lambda attrs: frozenset({"nan"}),
     as_post_op=PostOpForm("eltwise", _append),
     short="round",
     samples=samples_fake_quantize,

@@ -17,6 +17,7 @@ import torch
 
 from fmtprop.errors import ShapeError, UnsupportedOpError
 from fmtprop.ir import Attrs, Call, Importer, Linear, TensorType, Value
+from fmtprop.ir.facets import Numbers
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Primitive, Sample
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
@@ -361,8 +362,7 @@ def _declared(kind: Kind, torch_calls: Mapping[str, Importer]) -> OpDef:
         reference=kind.reference,
         primitive=_primitive(kind),
         linear=Linear(products, by_columns=True, roles=("src_layer", "weights_layer", "dst_layer")),
-        factor=check_factor,
-        loses=loses,
+        numbers=Numbers(factor=check_factor, loses=loses),
         samples=kind.samples,
         torch=torch_calls,
     )

@@ -9,6 +9,7 @@ import torch
 
 from fmtprop.errors import DnnlError, UnsupportedOpError
 from fmtprop.ir import Call, Category, Linear, Lowering, NativeAttr, Natives, OpDef, Operand, Sample, TensorType, Value
+from fmtprop.ir.facets import Numbers
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.building import create, native, only
 from fmtprop.ops.recurrent import KINDS, Kind, Recurrent, check_factor, check_types, fields_of, loses, operand, products
@@ -191,8 +192,7 @@ def _declared(kind: Kind) -> tuple[OpDef, OpDef]:
         reference=reference,
         primitive=_primitive(kind),
         linear=Linear(products, by_columns=True, roles=("src_layer", "weights_layer", "dst_layer")),
-        factor=check_factor,
-        loses=loses,
+        numbers=Numbers(factor=check_factor, loses=loses),
         samples=kind.samples,
         torch={"fmtprop.recurrent.default": _import} if kind.name == "lstm" else {},
     )
@@ -206,8 +206,7 @@ def _declared(kind: Kind) -> tuple[OpDef, OpDef]:
         reference=reference_backward,
         primitive=_primitive_backward(kind),
         linear=Linear(_products_backward, by_columns=True, roles=("src_layer", "weights_layer", "dst_layer")),
-        checkable=lambda attrs: False,
-        loses=loses,
+        numbers=Numbers(checkable=lambda attrs: False, loses=loses),
         samples=samples_backward,
         torch={"fmtprop.recurrent_backward.default": _import_backward} if kind.name == "lstm" else {},
     )

@@ -11,6 +11,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Call, Cost, Importer, Onnx, TensorType, Value, Writing
+from fmtprop.ir.facets import Absorbs, ByPyTorch, Numbers
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
 from fmtprop.ops.arguments import first_of
 from fmtprop.ops.building import Ready, Tensors, check_summands, is_native, normalised_axis, primitive_of
@@ -208,14 +209,16 @@ REDUCTION = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
-    operator=operator,
+    pytorch=ByPyTorch(operator),
     primitive=primitive,
     sliced=_sliced,
     cost=Cost(lambda attrs, gathered: max(gathered, 1.0), pace=0.15, pytorch=0.5),
-    loses=loses,
-    # oneDNN takes binary ones too, but then only its slow reference code is left.
-    post_ops=frozenset({"eltwise", "sum"}),
-    absorbs=False,
+    numbers=Numbers(loses=loses),
+    absorbs=Absorbs(
+        # oneDNN takes binary ones too, but then only its slow reference code is left.
+        kinds=frozenset({"eltwise", "sum"}),
+        wanted=False,
+    ),
     samples=samples,
     torch={
         "aten.sum.default": _reduction("sum"),

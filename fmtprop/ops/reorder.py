@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fmtprop.ir import Attrs, Bytes, Call, Importer, Onnx, TensorType, Value, Writing
+from fmtprop.ir.facets import Numbers
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
@@ -121,7 +122,7 @@ REORDER = OpDef(
     reference=reference,
     primitive=primitive,
     results=(Operand("dst", "TO"),),
-    bytes=lambda attrs: Bytes.CONVERTED,
+    numbers=Numbers(bytes=lambda attrs: Bytes.CONVERTED),
     samples=samples,
     torch={
         "aten._to_copy.default": _to(),

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Bytes, Call, Cost, Importer, Onnx, Reads, TensorType, Value, Writing, each_image
+from fmtprop.ir.facets import Absorbs, ByPyTorch, Numbers
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ops.arguments import computable
 from fmtprop.ops.building import primitive_of
@@ -193,11 +194,12 @@ RESAMPLING = OpDef(
     # oneDNN reads a neighbour in 0.05 ns in a vector of channels, in 0.4 ns alone (one thread, AVX2 and AVX-512);
     # PyTorch's kernels for channels-last take a quarter of the time (2 threads, AVX-512)
     cost=Cost(_operations, gathers=8.0, window=lambda attrs: 0.4 if len(attrs.size) < 3 else 1.2, pytorch=1.0),
-    reads=Reads.ROWS_OR_CHANNELS_LAST,
-    bytes=lambda attrs: Bytes.MOVED if attrs.alg == "nearest" else Bytes.NEVER,
-    loses=loses,
-    # sum and binary give wrong results on blocked formats in oneDNN 3.2
-    post_ops=frozenset({"eltwise"}),
+    pytorch=ByPyTorch(reads=Reads.ROWS_OR_CHANNELS_LAST),
+    numbers=Numbers(bytes=lambda attrs: Bytes.MOVED if attrs.alg == "nearest" else Bytes.NEVER, loses=loses),
+    absorbs=Absorbs(
+        # sum and binary give wrong results on blocked formats in oneDNN 3.2
+        kinds=frozenset({"eltwise"}),
+    ),
     samples=samples,
     torch=_importers(),
     onnx=Onnx(_write),

@@ -13,6 +13,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Bytes, Call, Category, Cost, Onnx, OpDef, Operand, Reads, Sample, Value, Writing
+from fmtprop.ir.facets import Absorbs, ByPyTorch, Numbers
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.arguments import computable
@@ -97,13 +98,14 @@ RMS_NORMALIZATION = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
-    spreads=True,
-    bytes=lambda attrs: Bytes.NORMALIZED,
-    # a rounding, by a kernel of our own alone
-    post_ops=frozenset({"eltwise"}),
-    absorbs=False,
+    numbers=Numbers(spreads=True, bytes=lambda attrs: Bytes.NORMALIZED),
+    absorbs=Absorbs(
+        # a rounding, by a kernel of our own alone
+        kinds=frozenset({"eltwise"}),
+        wanted=False,
+    ),
     cost=Cost(lambda attrs, gathered: 4.0, pytorch=0.15),
-    reads=Reads.ROWS,
+    pytorch=ByPyTorch(reads=Reads.ROWS),
     inplace=frozenset({"src"}),
     short="rms",
     samples=samples,

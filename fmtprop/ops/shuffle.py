@@ -12,6 +12,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Bytes, Call, Cost, Onnx, TensorType, Value, Writing, each_image_across_axis
+from fmtprop.ir.facets import Numbers
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.building import create, is_native, native, primitive_of
@@ -128,7 +129,7 @@ SHUFFLE = OpDef(
     primitive=primitive,
     sliced=each_image_across_axis,
     cost=Cost(pace=0.65),
-    bytes=lambda attrs: Bytes.MOVED,
+    numbers=Numbers(bytes=lambda attrs: Bytes.MOVED),
     samples=samples,
     torch={
         "aten.channel_shuffle.default": _channel_shuffle,

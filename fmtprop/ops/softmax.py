@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Call, Category, Importer, Onnx, OpDef, Operand, Sample, TensorType, Value, Writing
-from fmtprop.ir.facets import Bytes, Cost, Reads, each_image_across_axis
+from fmtprop.ir.facets import Absorbs, ByPyTorch, Bytes, Cost, Numbers, Reads, each_image_across_axis
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType
 from fmtprop.ops.building import Ready, Tensors, is_native, normalised_axis, primitive_of
@@ -118,16 +118,16 @@ SOFTMAX = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
-    operator=operator,
+    pytorch=ByPyTorch(operator, reads=Reads.ROWS),
     primitive=primitive_of("Softmax"),
     sliced=each_image_across_axis,
-    reads=Reads.ROWS,
-    bytes=lambda attrs: Bytes.NORMALIZED if attrs.alg == "accurate" else Bytes.NEVER,
+    numbers=Numbers(bytes=lambda attrs: Bytes.NORMALIZED if attrs.alg == "accurate" else Bytes.NEVER, loses=loses),
     cost=Cost(lambda attrs, gathered: 30.0, pytorch=0.15, across=0.25),
-    loses=loses,
-    # oneDNN takes binary ones too, but then only its slow reference code is left.
-    post_ops=frozenset({"eltwise"}),
-    absorbs=False,
+    absorbs=Absorbs(
+        # oneDNN takes binary ones too, but then only its slow reference code is left.
+        kinds=frozenset({"eltwise"}),
+        wanted=False,
+    ),
     inplace=frozenset({"src"}),
     samples=samples,
     torch={

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fmtprop.ir import Call, Importer, Reads, TensorType, Value, each_image_across_axis
+from fmtprop.ir.facets import ByPyTorch, Numbers
 from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
 from fmtprop.ops import softmax
 from fmtprop.ops.building import Ready, Tensors, check_alike, create, is_native, lowering, normalised_axis
@@ -90,12 +91,11 @@ SOFTMAX_BACKWARD = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
-    operator=operator,
+    pytorch=ByPyTorch(operator, reads=Reads.ROWS),
     primitive=primitive,
     sliced=each_image_across_axis,
-    reads=Reads.ROWS,
     cost=softmax.SOFTMAX.cost,
-    loses=loses,
+    numbers=Numbers(loses=loses),
     inplace=frozenset({"diff_dst"}),
     short="softmax_back",
     samples=samples,

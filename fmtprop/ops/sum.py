@@ -12,6 +12,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Category, Cost, Onnx, OpDef, Operand, PostOpForm, Sample, TensorType, Writing, each_image
+from fmtprop.ir.facets import ByPyTorch
 from fmtprop.layout import DataType
 from fmtprop.ops.building import Ready, Tensors, operand_list, primitive_of, promoted
 
@@ -105,7 +106,7 @@ SUM = OpDef(
     category=Category.MULTI_SRC,
     infer=infer,
     reference=reference,
-    operator=operator,
+    pytorch=ByPyTorch(operator),
     primitive=primitive_of("Sum"),
     elementwise=True,
     sliced=each_image,

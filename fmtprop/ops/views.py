@@ -15,6 +15,7 @@ import torch
 
 from fmtprop.errors import FormatError, ShapeError
 from fmtprop.ir import Attrs, Category, Onnx, OpDef, Operand, Sample, TensorType, Writing
+from fmtprop.ir.facets import ByPyTorch, View
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.building import Copying, Ready, Tensors
 from fmtprop.ops.view_attrs import Expand, Permute, Reshape, Slice
@@ -238,8 +239,7 @@ RESHAPE = OpDef(
     category=Category.VIEW,
     infer=infer_reshape,
     reference=reference_reshape,
-    view=view_reshape,
-    inverse=lambda attrs, desc, src: desc.reshape(src.dims),
+    view=View(view_reshape, src=lambda attrs, desc, src: desc.reshape(src.dims)),
     sliced=lambda attrs, batch, images: Reshape((images, *attrs.shape[1:])) if attrs.shape[:1] == (batch,) else None,
     samples=samples_reshape,
     torch=RESHAPE_IMPORTERS,
@@ -253,8 +253,10 @@ PERMUTE = OpDef(
     category=Category.VIEW,
     infer=infer_permute,
     reference=reference_permute,
-    view=view_permute,
-    inverse=lambda attrs, desc, src: desc.transpose(tuple(map(attrs.order.index, range(len(attrs.order))))),
+    view=View(
+        dst=view_permute,
+        src=lambda attrs, desc, src: desc.transpose(tuple(map(attrs.order.index, range(len(attrs.order))))),
+    ),
     sliced=lambda attrs, batch, images: attrs if attrs.order[:1] == (0,) else None,
     samples=samples_permute,
     torch=PERMUTE_IMPORTERS,
@@ -268,8 +270,8 @@ SLICE = OpDef(
     category=Category.VIEW,
     infer=infer_slice,
     reference=reference_slice,
-    operator=operator_slice,
-    view=view_slice,
+    pytorch=ByPyTorch(operator_slice),
+    view=View(view_slice),
     sliced=_slice_of_batch,
     samples=samples_slice,
     torch=SLICE_IMPORTERS,
@@ -283,7 +285,7 @@ EXPAND = OpDef(
     category=Category.VIEW,
     infer=infer_expand,
     reference=reference_expand,
-    view=view_expand,
+    view=View(view_expand),
     samples=samples_expand,
     torch=EXPAND_IMPORTERS,
     onnx=Onnx(_write_expand, moves=True),

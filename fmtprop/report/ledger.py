@@ -336,7 +336,7 @@ class _Clerk:
         if rule is None:
             return False
         try:
-            rule(node.attrs, src, node.results[0])
+            rule.dst(node.attrs, src, node.results[0])
         except FmtpropError:
             return True
         return False

@@ -43,7 +43,7 @@ _PIECE_ELEMENTS = 1 << 20
 def tolerance_of(node: Node, index: int) -> float:
     """Return the largest error of a formatted node's result, relative to the largest magnitude of the reference."""
     operands = node.choice.operands if node.choice is not None else {}
-    count = opdef(node.op).summands({name: desc.dims for name, desc in operands.items()})
+    count = opdef(node.op).numbers.summands({name: desc.dims for name, desc in operands.items()})
     dtype = node.results[index].dtype
     least = TOLERANCE.get(dtype, 0.0)
     if port(node, result_names(node)[index]).declared.wide:  # computed from narrower numbers
@@ -66,13 +66,13 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | Non
     `dtype`: data type of the same numbers in the result. Default: the format's. Result: the operand's dimensions,
     filled with multiples of 1/4 between -2 and 2, or with integers. They are positive for a divisor, a variance, a root
     or a logarithm, also if one of the latter is a post-op. Their sums are exact in f32 at these sizes. An op may have
-    them scaled (:attr:`~fmtprop.ir.op.OpDef.factor`).
+    them scaled (:attr:`~fmtprop.ir.facets.Numbers.factor`).
     """
     grid = node.grids.get(name)
     if grid is not None and not desc.dtype.is_floating:
         found = _bytes(node, name, desc, grid)
         return found if dtype is None or dtype is desc.dtype else to_reals(found, grid)
-    if "dst" in node.grids and opdef(node.op).bytes(node.attrs) is Bytes.CONVERTED:
+    if "dst" in node.grids and opdef(node.op).numbers.bytes(node.attrs) is Bytes.CONVERTED:
         grid = node.grids["dst"]  # none in the middle between two numbers of the grid
         return to_reals(_bytes(node, name, desc, grid), grid) + _NOT_IN_THE_MIDDLE * grid.scale
     one = port(node, name)
@@ -80,15 +80,17 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | Non
     # whole numbers may be divisors
     host = not desc.dtype.is_floating and opdef(node.op).category is Category.HOST
     # a result near zero would lose its digits in a root or a logarithm that follows
-    steep = any(post_op.op == "eltwise" and opdef("eltwise").positive(post_op.attrs) for post_op in node.post_ops)
-    positive = host or (steep and one.post_op is None) or one.declared.name in opdef(op).positive(attrs)
+    steep = any(
+        post_op.op == "eltwise" and opdef("eltwise").numbers.positive(post_op.attrs) for post_op in node.post_ops
+    )
+    positive = host or (steep and one.post_op is None) or one.declared.name in opdef(op).numbers.positive(attrs)
     wanted = dtype or desc.dtype
     # multiples of 1/4 are exact in every floating-point type, integers in all types
     direct = wanted.is_floating == desc.dtype.is_floating
     low, high = (0, 2) if desc.dtype is DataType.BOOLEAN else (1 if positive else -8, 9)
     pool = _pool(low, high, wanted if direct else desc.dtype)
     numbers = _drawn(f"{node.op}/{name}/{desc.dims}", pool, desc)
-    factor = opdef(op).factor(one.declared.name, desc.dims)
+    factor = opdef(op).numbers.factor(one.declared.name, desc.dims)
     numbers = numbers if factor == 1.0 else numbers * factor
     roundings = [post_op.attrs for post_op in node.post_ops if isinstance(post_op.attrs, FakeQuantize)]
     if roundings and name == "bias" and wanted.is_floating:

@@ -56,7 +56,7 @@ class KernelImplementation(Implementation):
 
     def may_change(self, node: Node) -> str | None:
         """Return the operand that the kernel can change."""
-        return opdef(node.op).changed(node.attrs) if self.kernel.changes else None
+        return opdef(node.op).pytorch.changed(node.attrs) if self.kernel.changes else None
 
     def target(self) -> Provider:
         """Return a target that offers kernels."""

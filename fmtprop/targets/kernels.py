@@ -109,7 +109,7 @@ def _ways(node: Node, request: Request) -> Iterator[_Way]:
         yield from _average_of_bytes(node, attrs, request)
     elif isinstance(attrs, FakeQuantize):
         yield from _rounded(node, attrs, request)
-    elif isinstance(attrs, LayerNorm | RmsNorm | Softmax) and opdef(node.op).bytes(attrs) is Bytes.NORMALIZED:
+    elif isinstance(attrs, LayerNorm | RmsNorm | Softmax) and opdef(node.op).numbers.bytes(attrs) is Bytes.NORMALIZED:
         yield from _normalized_rows(node, attrs, request)
     elif node.post_ops:
         return
@@ -387,7 +387,7 @@ def _put_rows(attrs: HostCall, request: Request) -> Iterator[_Way]:
     """Yield the kernel for row-major tensors; the rows may lie anywhere."""
     given = arguments_of(attrs)
     whole, index, rows = (given[name].name for name in ("self", "index", "source"))
-    if opdef("aten").changed(attrs) is None or (whole, index, rows) != ("src_0", "src_1", "src_2"):
+    if opdef("aten").pytorch.changed(attrs) is None or (whole, index, rows) != ("src_0", "src_1", "src_2"):
         return  # complex numbers, or a tensor into itself
     formats = {name: plain(desc) if desc.kind == "any" else desc for name, desc in request.items()}
     dst, indices, source = formats["dst"], formats[index], formats[rows]

@@ -119,7 +119,7 @@ class OneDnnTarget(Provider):
         """Yield all implementations, those of the node without a last post-op that a kernel can do, and a kernel's."""
         yield from self._implementations(node, request)
         if byte_grids(node, _stored(request)):
-            if opdef(node.op).bytes(node.attrs) in _BY_KERNELS:
+            if opdef(node.op).numbers.bytes(node.attrs) in _BY_KERNELS:
                 yield from self._not_rejected(node, kernel_candidates(node, request))
             return  # other kernels of our own compute with real numbers
         kernel = _kernel_of(node)
@@ -410,7 +410,7 @@ def _computable(node: Node, request: Request) -> bool:
     types = {desc.dtype for name, desc in request.items() if name not in grids}
     if grids:
         # no packing that scales real numbers: its compensation may be that of unrounded ones (a precaution, not shown)
-        packs = declaration.bytes(node.attrs) is Bytes.CONVERTED and request["dst"].kind is FormatKind.OPAQUE
+        packs = declaration.numbers.bytes(node.attrs) is Bytes.CONVERTED and request["dst"].kind is FormatKind.OPAQUE
         return types <= NATIVE_FLOATS and not (packs and types)
     if declaration.name == "reorder":
         is_slow = any(dtype in types and not dnnl.supports(dtype) for dtype in (DataType.BF16, DataType.F16))

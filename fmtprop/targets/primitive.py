@@ -73,7 +73,7 @@ class PrimitiveImplementation(Implementation):
 
     def needs_check(self, node: Node) -> bool:
         """Return whether a check may choose the numbers of all operands."""
-        return opdef(node.op).checkable(node.attrs)
+        return opdef(node.op).numbers.checkable(node.attrs)
 
     def residual(self, node: Node) -> str | None:
         """Return the operand that its sum post-op adds to."""

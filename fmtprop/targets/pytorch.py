@@ -106,10 +106,12 @@ def _operator(
     op: str, attrs: Attrs, tensors: Mapping[str, torch.Tensor], places: Sequence[torch.Tensor | None]
 ) -> Callable[[], object] | None:
     declaration = opdef(op)
-    if declaration.operator is None:
+    if declaration.pytorch.operator is None:
         return None
     alike = len({tensor.dtype for tensor in (*tensors.values(), *places) if tensor is not None}) == 1
-    return declaration.operator(attrs, tensors, places) if alike or declaration.category is Category.HOST else None
+    return (
+        declaration.pytorch.operator(attrs, tensors, places) if alike or declaration.category is Category.HOST else None
+    )
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

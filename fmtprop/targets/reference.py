@@ -64,11 +64,11 @@ class ReferenceTarget(Provider):
 
         For `any`, the order of axes is the first operand's if the op is right on it.
         """
-        if opdef(node.op).bytes(node.attrs) is not Bytes.CONVERTED:
+        if opdef(node.op).numbers.bytes(node.attrs) is not Bytes.CONVERTED:
             request = in_reals(node, request)
-        free = opdef(node.op).any_strides(node.attrs) and _identity(node) not in self._rejected
+        free = opdef(node.op).pytorch.any_strides(node.attrs) and _identity(node) not in self._rejected
         names = result_names(node)
-        views = {name for name in opdef(node.op).repeated(node.attrs) if request[name].has_broadcast}
+        views = {name for name in opdef(node.op).pytorch.repeated(node.attrs) if request[name].has_broadcast}
         formats = {
             name: _strided(desc) if (free or name in names) and _is_read_in_place(node, desc) else plain(desc)
             for name, desc in request.items()
@@ -94,7 +94,7 @@ class ReferenceTarget(Provider):
 
     def _made(self, node: Node, operands: Mapping[str, MemoryDesc], results: Sequence[MemoryDesc]) -> _Made | None:
         """Return what an operator makes that cannot write to given memory; None for any other node."""
-        if node.post_ops or opdef(node.op).operator is None:
+        if node.post_ops or opdef(node.op).pytorch.operator is None:
             return None
         key = node.op, node.attrs, tuple((name, desc.at_start()) for name, desc in operands.items()), len(results)
         if key not in self._making:
@@ -136,13 +136,13 @@ class ReferenceImplementation(Implementation):
 
     def may_change(self, node: Node) -> str | None:
         """Return the operand that PyTorch's operator can change."""
-        return None if node.post_ops or self.impl == MEANING else opdef(node.op).changed(node.attrs)
+        return None if node.post_ops or self.impl == MEANING else opdef(node.op).pytorch.changed(node.attrs)
 
     def needs_check(self, node: Node) -> bool:
         """Return whether it runs in another way than the reference: by an operator, or on strides."""
-        if node.op == "reorder" or not opdef(node.op).checkable(node.attrs):
+        if node.op == "reorder" or not opdef(node.op).numbers.checkable(node.attrs):
             return False  # which copies
-        by_operator = opdef(node.op).operator is not None and self.impl != MEANING
+        by_operator = opdef(node.op).pytorch.operator is not None and self.impl != MEANING
         return reads_strides(node) or (by_operator and node.choice is not None and bool(node.choice.operands))
 
 
@@ -313,7 +313,7 @@ def _identity(node: Node) -> object:
 
 def _is_read_in_place(node: Node, desc: MemoryDesc) -> bool:
     """Return whether PyTorch's operator works on a format, and not on a copy."""
-    reads = opdef(node.op).reads
+    reads = opdef(node.op).pytorch.reads
     if reads is Reads.ANY or not desc.is_plain or desc.at_start() == plain(desc):
         return True
     return reads is Reads.ROWS_OR_CHANNELS_LAST and desc.ndim > 3 and desc.at_start() == channels_last(desc)

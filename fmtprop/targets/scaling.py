@@ -126,7 +126,7 @@ def chain_of(node: Node, stored: Stored) -> Chain:
             _append_bytes(chain, node, index, grid)
         elif not (_is_rectifier(attrs) and index == len(node.post_ops) - 2 and "dst" in grids and not grids["dst"].low):
             chain.append(Kept(index))
-    if "dst" in grids and opdef(node.op).bytes(node.attrs) is Bytes.MULTIPLIED:
+    if "dst" in grids and opdef(node.op).numbers.bytes(node.attrs) is Bytes.MULTIPLIED:
         chain.store(grids["dst"])
     chain.flush()
     return chain
@@ -196,7 +196,7 @@ def scaling_of(node: Node, stored: Stored) -> Scaling:
     grids = byte_grids(node, stored)
     if not grids:
         return _nothing()
-    kind = opdef(node.op).bytes(node.attrs)
+    kind = opdef(node.op).numbers.bytes(node.attrs)
     if kind is Bytes.MULTIPLIED:
         return _of_products(node, stored, grids)
     if kind is Bytes.CONVERTED:

@@ -298,7 +298,7 @@ class _TimedJob:
         way, offset, parameter_offset = implementation(job.node), 0, 0
         self._executable = way.build(threads_here())
         places: dict[str, Place] = {}
-        residual, positive = way.residual(job.node), opdef(job.node.op).positive(job.node.attrs)
+        residual, positive = way.residual(job.node), opdef(job.node.op).numbers.positive(job.node.attrs)
         for operand in job.operands:
             nbytes, is_positive = operand.desc.nbytes, operand.name in positive
             if way.makes_results and operand.kind == "result":

@@ -275,7 +275,7 @@ class ModelCosts:
                 share = opdef(post_op.op).cost.pytorch
             arithmetic = opdef(post_op.op).cost.by_pytorch(post_op.attrs) * prod(dst.dims) / (peak * _POINTWISE_SHARE)
             seconds += max(arithmetic, 2 * dst.nbytes * pace / share)
-        calls = 1 if declaration.operator is not None else _PYTORCH_SEVERAL
+        calls = 1 if declaration.pytorch.operator is not None else _PYTORCH_SEVERAL
         # it wakes its threads like any call, and Python's call is extra
         return self.peaks.call + (calls + len(node.post_ops)) * _PYTORCH_CALL_SECONDS + seconds
 

@@ -32,7 +32,7 @@ from tests.ops.lowered import (
 ENOUGH = 12
 
 #: without those of which another call makes an operand, such as a workspace
-PRIMITIVES = [op for op in OPS if op.primitive is not None and all(op.checkable(s.attrs) for s in op.samples())]
+PRIMITIVES = [op for op in OPS if op.primitive is not None and all(op.numbers.checkable(s.attrs) for s in op.samples())]
 PROBLEMS = [pytest.param(op, s, id=f"{op.name}-{s.name}") for op in PRIMITIVES for s in op.samples()]
 
 #: their formats are never those of their sources here
@@ -275,7 +275,7 @@ def test_dst_may_take_over_the_operands_that_the_op_names(op, operand):
 POST_OPS = [
     pytest.param(op, kind, id=f"{op.name}-{kind}")
     for op in PRIMITIVES
-    for kind in sorted(op.post_ops - {"convolution"})
+    for kind in sorted(op.absorbs.kinds - {"convolution"})
     if (op.name, kind) != ("layer_normalization", "eltwise")
 ]
 

@@ -150,7 +150,7 @@ def test_bounds_that_a_data_type_does_not_have_are_its_own(bound):
     limits = torch.finfo(torch.bfloat16)
     expected = src.clamp(bound if bound == -math.inf else max(bound, limits.min), limits.max)
     assert torch.equal(ELTWISE.reference(clip, {"src": src})[0], expected)
-    ELTWISE.operator(clip, {"src": src}, [dst])()
+    ELTWISE.pytorch.operator(clip, {"src": src}, [dst])()
     assert torch.equal(dst, expected)
 
 
@@ -188,7 +188,7 @@ def test_one_operator_of_pytorch_computes_a_gradient(attrs, dtype):
     x = torch.tensor([-25.0, -4.0, -0.9, -0.1, 0.0, 0.3, 0.9, 4.0, 25.0, math.nan], dtype=dtype)
     tensors = {attrs.reads: x, "diff_dst": torch.linspace(-2, 2, 10, dtype=dtype)}
     (expected,) = ELTWISE_BACKWARD.reference(attrs, tensors)
-    run = ELTWISE_BACKWARD.operator(attrs, tensors, [tensors["diff_dst"]])  # in place
+    run = ELTWISE_BACKWARD.pytorch.operator(attrs, tensors, [tensors["diff_dst"]])  # in place
     assert run is not None
     run()
     torch.testing.assert_close(tensors["diff_dst"], expected, equal_nan=True)
@@ -197,4 +197,4 @@ def test_one_operator_of_pytorch_computes_a_gradient(attrs, dtype):
 def test_gradients_without_an_operator():
     tensors = {"src": torch.ones(3), "dst": torch.ones(3), "diff_dst": torch.ones(3)}
     for attrs in (EltwiseGradient("swish", 2.0), EltwiseGradient("tanh"), EltwiseGradient("mish")):
-        assert ELTWISE_BACKWARD.operator(attrs, tensors, [torch.empty(3)]) is None
+        assert ELTWISE_BACKWARD.pytorch.operator(attrs, tensors, [torch.empty(3)]) is None

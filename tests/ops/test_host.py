@@ -446,9 +446,9 @@ def test_places_of_rows_are_no_numbers_for_a_check():
     # rows between places out of order belong to no matrix: PyTorch leaves them unwritten
     rows, matrices, ends = TensorType((8, 8), "bf16"), TensorType((2, 8, 16), "bf16"), TensorType((2,), "s32")
     call = FakeCall("aten._grouped_mm.default", rows, matrices, ends)
-    assert not ATEN.checkable(call.graph.node(make_host_call(call)[0].node).attrs)
+    assert not ATEN.numbers.checkable(call.graph.node(make_host_call(call)[0].node).attrs)
     call = FakeCall("aten._grouped_mm.default", TensorType((2, 8, 8), "bf16"), matrices)
-    assert ATEN.checkable(call.graph.node(make_host_call(call)[0].node).attrs)
+    assert ATEN.numbers.checkable(call.graph.node(make_host_call(call)[0].node).attrs)
 
 
 class MarkedPlaces(nn.Module):

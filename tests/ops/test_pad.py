@@ -42,7 +42,7 @@ def test_mirrored_padding_is_written_to_its_place(mode, pads, batched):
     src = torch.randn(x.dims)
     expected = torch.nn.functional.pad(src, pads, mode)
     place = torch.empty_like(expected)
-    ready = OPSET["aten"].operator(node.attrs, {"src_0": src}, [place])
+    ready = OPSET["aten"].pytorch.operator(node.attrs, {"src_0": src}, [place])
     assert ready.keywords["out"] is place  # no tensor is made and copied
     ready()
     assert torch.equal(place, expected)
@@ -53,7 +53,7 @@ def test_constant_padding_is_written_to_its_place():
     src = torch.randn(2, 3, 4, 5)
     (expected,) = PAD.reference(attrs, {"src": src})
     place = torch.empty_like(expected)
-    ready = PAD.operator(attrs, {"src": src}, [place])
+    ready = PAD.pytorch.operator(attrs, {"src": src}, [place])
     src.copy_(torch.randn(2, 3, 4, 5))  # the next run's numbers
     ready()
     assert torch.equal(place, PAD.reference(attrs, {"src": src})[0])

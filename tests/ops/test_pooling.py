@@ -208,7 +208,7 @@ def test_pytorchs_operator_is_right_in_the_memory_that_it_is_given(alg, spatial,
     (expected,) = POOLING.reference(attrs, {"src": src})
     memory_format = (torch.channels_last, torch.channels_last_3d)[spatial - 2] if is_last else torch.contiguous_format
     memory = torch.empty_like(expected).contiguous(memory_format=memory_format)
-    call = POOLING.operator(attrs, {"src": src}, [memory.detach()])  # whoever changes strides changes its own
+    call = POOLING.pytorch.operator(attrs, {"src": src}, [memory.detach()])  # whoever changes strides changes its own
     if call is not None:
         call()
         torch.testing.assert_close(memory, expected)

@@ -35,7 +35,7 @@ def test_a_view_reads_the_same_elements_or_refuses(op, sample):
     taken, backwards = 0, min(getattr(sample.attrs, "steps", (1,))) < 0
     for desc in formats(sample.types["src"]):
         try:
-            view = declaration.view(sample.attrs, desc, result)
+            view = declaration.view.dst(sample.attrs, desc, result)
         except FormatError:
             plain = desc.tag == formats(sample.types["src"])[0].tag
             assert backwards or not plain, "the plain format takes every view that goes forward"
@@ -47,7 +47,7 @@ def test_a_view_reads_the_same_elements_or_refuses(op, sample):
 
 def test_blocked_channels_survive_what_leaves_them_alone():
     blocked = MemoryDesc((2, 32, 4, 4), tag="aBcd16b")
-    view = {op: OPSET[op].view for op in VIEWS}
+    view = {op: OPSET[op].view.dst for op in VIEWS}
     assert view["reshape"](Reshape((2, 32, 16)), blocked, TensorType((2, 32, 16))).tag == "aBc16b"
     assert view["permute"](Permute((0, 2, 3, 1)), blocked, TensorType((2, 4, 4, 32))).inner_blocks == ((3, 16),)
     window = Slice((0, 16, 0, 0), (2, 16, 4, 4), (1, 1, 1, 1))
@@ -57,13 +57,13 @@ def test_blocked_channels_survive_what_leaves_them_alone():
 
 
 def test_permute_follows_torch_and_not_onednn():
-    result = OPSET["permute"].view(Permute((2, 0, 1)), MemoryDesc((2, 3, 4), tag="abc"), TensorType((4, 2, 3)))
+    result = OPSET["permute"].view.dst(Permute((2, 0, 1)), MemoryDesc((2, 3, 4), tag="abc"), TensorType((4, 2, 3)))
     assert (result.dims, result.strides) == ((4, 2, 3), (1, 12, 4))
 
 
 def test_an_empty_result_is_plain():
     blocked = MemoryDesc((0, 32, 4, 4), tag="aBcd16b")
-    view = OPSET["reshape"].view(Reshape((0, 512)), blocked, TensorType((0, 512)))
+    view = OPSET["reshape"].view.dst(Reshape((0, 512)), blocked, TensorType((0, 512)))
     assert view == MemoryDesc((0, 512), tag="ab")
 
 

@@ -134,7 +134,7 @@ def negating(attrs, tensors, places):
 @pytest.mark.parametrize("operator", [overwriting, negating])
 @pytest.mark.parametrize("policy", ["plain", "propagate", "optimal"])
 def test_an_operator_that_fails_its_check_on_row_major_tensors_is_left_out(monkeypatch, policy, operator):
-    monkeypatch.setitem(OPSET, "aten", replace(ATEN, operator=operator))
+    monkeypatch.setitem(OPSET, "aten", replace(ATEN, pytorch=replace(ATEN.pytorch, operator=operator)))
     model, x = Gamma(), torch.randn(DIMS)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
@@ -192,7 +192,7 @@ def test_indices_of_the_check_are_in_range():
 def samples():
     for declaration in OPSET.values():
         for sample in declaration.samples():
-            if declaration.any_strides(sample.attrs):
+            if declaration.pytorch.any_strides(sample.attrs):
                 yield pytest.param(declaration, sample, id=f"{declaration.name}-{sample.name}")
 
 
@@ -204,7 +204,7 @@ def test_what_takes_any_strides_is_right_with_them(declaration: OpDef, sample):
         descs = tuple(MemoryDesc(type_.dims, type_.dtype) for type_ in node.results)
         request = {**operands, **dict(zip(result_names(node), descs, strict=True))}
         (candidate,) = ReferenceTarget().candidates(node, request)
-        if declaration.reads is Reads.ANY:
+        if declaration.pytorch.reads is Reads.ANY:
             assert dict(candidate.operands) == operands
         formatted = node.with_(descs=descs, choice=candidate.choice("test"))
         assert check_node(formatted) is None

@@ -52,7 +52,7 @@ def samples() -> list[object]:
     for declaration in OPSET.values():
         if declaration.primitive is not None and declaration.name != "reorder":
             # not those of which another call makes an operand, such as a workspace
-            known = [s for s in declaration.samples() if declaration.checkable(s.attrs)]
+            known = [s for s in declaration.samples() if declaration.numbers.checkable(s.attrs)]
             found += [pytest.param(declaration, s, id=f"{declaration.name}-{s.name}") for s in known]
     return found
 
@@ -114,7 +114,7 @@ def test_what_loses_special_values_is_declared(declaration, sample):
         pairs = zip(computed(node, operands), call_reference(node, operands), strict=True)
         if INF in (relative_error(got, wanted) for got, wanted in pairs if got is not None):  # not a workspace
             lost.setdefault("nan" if kind == "nan" else "inf", set()).add(node.choice.impl)
-    declared = {"inf" if name == "extremum" else name for name in declaration.loses(sample.attrs)}
+    declared = {"inf" if name == "extremum" else name for name in declaration.numbers.loses(sample.attrs)}
     assert lost.keys() <= declared, lost
 
 

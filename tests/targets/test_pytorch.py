@@ -21,7 +21,7 @@ from fmtprop.targets.pytorch import bind, call_reference
 SAMPLES = [
     (op, sample)
     for op, declaration in OPSET.items()
-    if declaration.operator is not None
+    if declaration.pytorch.operator is not None
     for sample in declaration.samples()
 ]
 
@@ -99,7 +99,7 @@ def test_an_element_wise_operator_writes_over_its_source(alg: str) -> None:
     attrs = Eltwise(alg, *{"relu": (0.2,), "elu": (1.5,), "linear": (2.0,), "clip": (-0.5, 0.5)}.get(alg, (1.0,)))
     place = torch.randn(3, 5)
     (wanted,) = OPSET["eltwise"].reference(attrs, {"src": place.clone()})
-    operator = OPSET["eltwise"].operator
+    operator = OPSET["eltwise"].pytorch.operator
     call = operator(attrs, {"src": place}, [place]) if operator is not None else None
     assert call is not None
     call()

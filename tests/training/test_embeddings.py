@@ -93,5 +93,7 @@ def test_the_gradient_of_a_table_is_made_once():
         "aten.embedding_dense_backward.default", {**given, "padding_idx": -1, "scale_grad_by_freq": False}
     )
     dst = torch.full((5, 4), torch.nan)
-    opdef("aten").operator(attrs, {"src_0": torch.ones(6, 4), "src_1": torch.tensor([0, 0, 1, 4, 4, 4])}, [dst])()
+    opdef("aten").pytorch.operator(
+        attrs, {"src_0": torch.ones(6, 4), "src_1": torch.tensor([0, 0, 1, 4, 4, 4])}, [dst]
+    )()
     assert dst[:, 0].tolist() == [2, 1, 0, 0, 3]

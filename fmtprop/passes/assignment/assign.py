@@ -131,7 +131,7 @@ class Assignment:
         refusal = ""
         for desc in dict.fromkeys(self._view_formats(node, tensor)):
             try:
-                result = rule(node.attrs, desc, node.results[0])
+                result = rule.dst(node.attrs, desc, node.results[0])
                 if not can_be_read(result, self.setting.target, self.setting.fallback):
                     raise FormatError(f"{self.setting.target.name} cannot read {result}")
             except FormatError as error:

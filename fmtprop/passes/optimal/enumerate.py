@@ -149,7 +149,7 @@ class _Enumerator:
             for request in self._requests(node, inputs):
                 yield from self.target.candidates(node, request)
             yield from self._fall_back(node, inputs)
-            if opdef(node.op).any_strides(node.attrs):
+            if opdef(node.op).pytorch.any_strides(node.attrs):
                 yield from self._by_fallback(node, inputs)
         else:
             yield from self._asked(node, inputs)
@@ -159,7 +159,7 @@ class _Enumerator:
         possible = False
         for desc in self.found.formats[source]:
             try:
-                result = rule(node.attrs, desc, node.results[0]) if rule is not None else desc
+                result = rule.dst(node.attrs, desc, node.results[0]) if rule is not None else desc
             except FmtpropError:
                 continue
             if not can_be_read(result, self.target, self.fallback):

@@ -33,13 +33,13 @@ def usable_formats(graph: Graph, target: Target) -> dict[Value, list[MemoryDesc]
 
 def _through(view: Node, found: Mapping[Value, list[MemoryDesc]], source: TensorType) -> list[MemoryDesc]:
     """Return the formats of a view's source that give the formats for the view's readers."""
-    inverse = None if view.is_boundary else opdef(view.op).inverse
-    if inverse is None:
+    rule = None if view.is_boundary else opdef(view.op).view
+    if rule is None or rule.src is None:
         return []
     formats = []
     for wanted in found[Value(view.name)]:
         try:
-            desc = inverse(view.attrs, wanted, source)
+            desc = rule.src(view.attrs, wanted, source)
         except FmtpropError:
             continue  # the view cannot have this format
         if desc.is_packed and prod(desc.dims) == prod(source.dims):

@@ -25,7 +25,7 @@ def in_reals(node: Node, request: Request) -> Request:
 def in_bytes(node: Node, request: Request) -> Iterator[Request]:
     """Yield the requests in which a node reads bytes: with a result of bytes, if it has a grid, and of real numbers."""
     grids = {name: node.grids[name] for name in request if name in node.grids}
-    kind, names = opdef(node.op).bytes(node.attrs), result_names(node)
+    kind, names = opdef(node.op).numbers.bytes(node.attrs), result_names(node)
     if not grids or kind is Bytes.NEVER:
         return
     request = in_reals(node, request)

@@ -209,5 +209,5 @@ class _Conversion:
 def _names_its_type(node: Node) -> bool:
     """Whether the model names the type of a node's result: its own conversion, or most unchanged calls."""
     declaration = opdef(node.op)
-    host = declaration.category is Category.HOST and not declaration.narrows(node.attrs)
+    host = declaration.category is Category.HOST and not declaration.numbers.narrows(node.attrs)
     return node.op == "reorder" or host

@@ -1,6 +1,6 @@
 """Marks of nodes that must treat NaN and infinities exactly as PyTorch does.
 
-Owns the marks. An op's declaration lists the special values that its primitive loses (`OpDef.loses`); targets do not
+Owns the marks. An op's declaration lists the special values that its primitive loses (`Numbers.loses`); targets do not
 offer such implementations for marked nodes.
 """
 
@@ -38,7 +38,7 @@ class MarkExact(Pass):
             if node.is_boundary or node.exact:
                 return node
             meets = any(value in infinite for value in graph.inputs(node.name).values())
-            exact = self.everything or (meets and "extremum" in opdef(node.op).loses(node.attrs))
+            exact = self.everything or (meets and "extremum" in opdef(node.op).numbers.loses(node.attrs))
             return node.with_(exact=True) if exact else node
 
         return graph.map_nodes(marked)
@@ -61,7 +61,7 @@ def _is_pytorch(node: Node) -> bool:
 
 
 def _is_spoiled(node: Node) -> bool:
-    return not node.is_boundary and opdef(node.op).spreads
+    return not node.is_boundary and opdef(node.op).numbers.spreads
 
 
 def _has_infinity(graph: Graph, node: Node) -> bool:

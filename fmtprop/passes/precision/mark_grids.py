@@ -111,7 +111,7 @@ def _grid(graph: Graph, node: Node, found: Mapping[Value, Grid]) -> Grid | None:
 def keeps_numbers(node: Node) -> bool:
     """Return whether each number of an op's result is one of its sources' numbers."""
     declaration = opdef(node.op)
-    return declaration.category is Category.VIEW or declaration.bytes(node.attrs) is Bytes.MOVED
+    return declaration.category is Category.VIEW or declaration.numbers.bytes(node.attrs) is Bytes.MOVED
 
 
 def is_rounded(graph: Graph, value: Value) -> bool:

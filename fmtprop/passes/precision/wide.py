@@ -30,7 +30,7 @@ def _reads_unrounded(reader: Node, operand: str, unrounded: set[Value]) -> bool:
     """Return whether a node reads an operand in f32, or hands it on to such nodes alone."""
     if reader.op == "output":
         return True
-    if opdef(reader.op).category is Category.HOST and not opdef(reader.op).narrows(reader.attrs):
+    if opdef(reader.op).category is Category.HOST and not opdef(reader.op).numbers.narrows(reader.attrs):
         return True
     return Value(reader.name, 0) in unrounded and (not is_compute(reader) or operand in reader.tail)
 
@@ -102,7 +102,7 @@ def _positions(graph: Graph) -> set[Value]:
         if node.is_boundary:
             continue
         inputs = graph.inputs(node.name)
-        names = set(opdef(node.op).positions(node.attrs))
+        names = set(opdef(node.op).numbers.positions(node.attrs))
         if any(Value(node.name, index) in found for index in range(len(node.results))):
             names |= node.tail if is_compute(node) else inputs.keys()
         found |= {inputs[name] for name in names}

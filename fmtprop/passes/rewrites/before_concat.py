@@ -57,7 +57,7 @@ def _is_of_products(graph: Graph, concat: Node, reader: Node, moved: set[str]) -
         if source.is_boundary or only_reader(graph, value) is None:
             return False
         declaration = opdef(source.op)
-        if source.name not in moved and not (declaration.category is Category.COMPUTE and declaration.absorbs):
+        if source.name not in moved and not (declaration.category is Category.COMPUTE and declaration.absorbs.wanted):
             return False
     return True
 

@@ -66,7 +66,7 @@ def _is_product(graph: Graph, node: Node) -> bool:
         return False
     declaration = opdef(node.op)
     if declaration.category is Category.COMPUTE:
-        return declaration.absorbs
+        return declaration.absorbs.wanted
     if not declaration.elementwise:
         return False
     sources = (value for value in graph.inputs(node.name).values() if graph.type_of(value) == node.results[0])

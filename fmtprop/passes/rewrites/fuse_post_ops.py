@@ -96,13 +96,13 @@ class FusePostOps(Pass):
         if opdef(producer.op).elementwise and is_rounded(graph, fusion.producer):
             return False  # alone, such a producer may be a table, or compute with bytes
         declaration, form = opdef(producer.op), opdef(fusion.op).as_post_op
-        if form is None or not declaration.absorbs:
+        if form is None or not declaration.absorbs.wanted:
             return False
         if self._sum_in_place(graph, node, fusion):
             return True
-        if form.kind not in declaration.post_ops:
+        if form.kind not in declaration.absorbs.kinds:
             return False
-        algs = declaration.eltwise_algs
+        algs = declaration.absorbs.algs
         if form.kind == "eltwise" and algs is not None and getattr(node.attrs, "alg", "") not in algs:
             return False
         if fusion.operand is None:
@@ -116,7 +116,7 @@ class FusePostOps(Pass):
         if operand is None or not isinstance(fusion.attrs, Binary) or fusion.attrs.alg != "add":
             return False
         # After another post-op, most of oneDNN's kernels refuse a sum but accept a binary.
-        if "sum" not in opdef(producer.op).post_ops or producer.post_ops:
+        if "sum" not in opdef(producer.op).absorbs.kinds or producer.post_ops:
             return False
         if graph.type_of(operand) != node.results[0]:
             return False

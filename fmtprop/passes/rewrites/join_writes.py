@@ -84,7 +84,7 @@ def _is_new_content(graph: Graph, write: _Write) -> bool:
             node = graph.node(name)
             if isinstance(node.attrs, Into):
                 return True
-            if not node.is_boundary and opdef(node.op).changed(node.attrs) == operand:
+            if not node.is_boundary and opdef(node.op).pytorch.changed(node.attrs) == operand:
                 values.append(Value(name))
     return False
 

@@ -17,7 +17,12 @@ def rounded(graph: Graph, node: Node) -> Fused | None:
         return None
     source = graph.inputs(node.name)["src"]
     norm = graph.node(source.node)
-    if norm.is_boundary or norm.post_ops or norm.exact or opdef(norm.op).bytes(norm.attrs) is not Bytes.NORMALIZED:
+    if (
+        norm.is_boundary
+        or norm.post_ops
+        or norm.exact
+        or opdef(norm.op).numbers.bytes(norm.attrs) is not Bytes.NORMALIZED
+    ):
         return None
     if only_reader(graph, source) is None or norm.results != node.results:
         return None

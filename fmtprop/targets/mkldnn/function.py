@@ -53,7 +53,7 @@ class TorchFunction(Implementation):
 
     def needs_check(self, node: Node) -> bool:
         """Return whether it is more than a copy, a check may choose its numbers, and their type has a tolerance."""
-        if node.op == "reorder" or not opdef(node.op).checkable(node.attrs):
+        if node.op == "reorder" or not opdef(node.op).numbers.checkable(node.attrs):
             return False
         return all(type_.dtype.is_floating for type_ in node.results)
 
