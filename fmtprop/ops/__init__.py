@@ -22,7 +22,6 @@ from fmtprop.ops.inner_product import INNER_PRODUCT, InnerProduct
 from fmtprop.ops.layer_norm_training import LAYER_NORMALIZATION_BACKWARD, LAYER_NORMALIZATION_TRAINING
 from fmtprop.ops.lookup import LOOKUP, Lookup
 from fmtprop.ops.lrn import LRN, Lrn
-from fmtprop.ops.lrn_training import LRN_BACKWARD, LRN_TRAINING
 from fmtprop.ops.matmul import MATMUL, MatMul
 from fmtprop.ops.matmul_nbits import DECODE_NBITS, MATMUL_NBITS, DecodeNBits, MatMulNBits
 from fmtprop.ops.normalization import (
@@ -83,8 +82,6 @@ OPS = (
     RMS_NORMALIZATION,
     ROTARY_EMBEDDING,
     LRN,
-    LRN_TRAINING,
-    LRN_BACKWARD,
     RESAMPLING,
     ELTWISE,
     ELTWISE_BACKWARD,

@@ -26,7 +26,6 @@ from fmtprop.ops.pytorch import prelu_kernel_backward
 from fmtprop.training.attention import attention_in_parts, heads_in_parts
 from fmtprop.training.effects import join_checks, keep_factorized_side, without_tokens
 from fmtprop.training.embedding_bag import whole_embedding_bag
-from fmtprop.training.lrn import whole_lrn
 from fmtprop.training.one_hot import whole_one_hot
 from fmtprop.training.pytorch import (
     TracingContext,
@@ -195,7 +194,6 @@ def _itself_if_off(function: Callable[..., torch.Tensor]) -> Callable[..., torch
 _WHOLE = {
     **dict.fromkeys(RECURRENT, whole_recurrent),
     "dropout": _itself_if_off,
-    "local_response_norm": whole_lrn,
     "embedding_bag": whole_embedding_bag,
     "one_hot": whole_one_hot,
     "channel_shuffle": _in_format_of_source,

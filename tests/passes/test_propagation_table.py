@@ -19,12 +19,12 @@ COMPUTE = {
     *(f"{name}_{way}" for name in ("vanilla_rnn", "lstm", "lbr_gru") for way in ("training", "backward")),
 }
 FORWARD = {
-    *("pooling", "lrn", "lrn_training", "eltwise", "shuffle", "softmax"),
+    *("pooling", "lrn", "eltwise", "shuffle", "softmax"),
     *("batch_normalization", "batch_normalization_training", "layer_normalization", "layer_normalization_training"),
 }
 BACKWARD = {
     *("batch_normalization_backward", "layer_normalization_backward"),
-    *("eltwise_backward", "softmax_backward", "lrn_backward", "prelu_backward"),
+    *("eltwise_backward", "softmax_backward", "prelu_backward"),
 }
 #: without a tensor of data, the gradient comes as it is
 BACKWARD_ALONE = {"pooling_backward"}
