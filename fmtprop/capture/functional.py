@@ -1,16 +1,16 @@
-"""Import of a functional fx graph from AOTAutograd, with the mapping of its inputs and results."""
+"""Import of a functional fx graph from AOTAutograd as one graph."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import fx
 
+from fmtprop.capture.binding import Binding, BoundaryMaker, Source
 from fmtprop.capture.fx_import import Calls, import_calls, placeholders, results_of
 from fmtprop.capture.torch_call import check_real, tensor_type
 from fmtprop.ir import Graph, Value
@@ -21,44 +21,13 @@ from fmtprop.ops.pytorch import OpOverload
 
 @dataclass(frozen=True)
 class Functional:
-    """A graph, and the relation between its inputs and results and those of the imported program."""
+    """A program of one graph."""
 
     #: the imported graph. Its inputs are the program's inputs that vary and are read.
     graph: Graph
     #: formats of the program's inputs and outputs, by name in the graph
     boundary: Mapping[str, MemoryDesc]
-    _inputs: Sequence[int]
-    _results: Sequence[tuple[str, Any]]
-    #: inputs that the program changes, and where their new contents are among the results, behind the program's own
-    _changed: Mapping[int, int]
-
-    def around(
-        self, run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
-    ) -> Callable[[Sequence[Any]], list[Any]]:
-        """Return the program: a function of its inputs, which calls a function that runs the graph.
-
-        Some of its results are inputs or fixed numbers.
-        """
-        chosen = itemgetter(*self._inputs) if len(self._inputs) > 1 else None
-        only = self._inputs[0] if len(self._inputs) == 1 else None
-
-        def outputs(given: Sequence[Any]) -> list[torch.Tensor]:
-            if chosen is not None:
-                return run(list(chosen(given)))
-            return run([given[only]] if only is not None else [])
-
-        if [*self._results] == [("output", place) for place in range(len(self._results))] and not self._changed:
-            return outputs
-
-        def results(given: Sequence[Any]) -> list[Any]:
-            made = outputs(given)
-            sources = {"output": made, "input": given}
-            found = [sources[kind][item] if kind in sources else item for kind, item in self._results]
-            write([given[place] for place in changed], [made[place] for place in changed.values()])
-            return found
-
-        changed = self._changed
-        return results
+    binding: Binding
 
 
 def import_functional(
@@ -70,7 +39,8 @@ def import_functional(
     `changed`: positions of inputs whose new contents are its last results. Raises ImportModelError if a call or a
     tensor cannot be expressed.
     """
-    graph, values, boundary = Graph(name), dict[str, Any](), dict[str, MemoryDesc]()
+    maker, values = BoundaryMaker(name), dict[str, Any]()
+    graph = maker.graph
     places: dict[Value, int] = {}
     inputs = placeholders(program)
     for position, node in enumerate(inputs):
@@ -78,17 +48,16 @@ def import_functional(
         if not isinstance(recorded, torch.Tensor):
             values[node.name] = recorded
             continue
-        check_real(recorded, f"input {node.name}")
-        type_ = tensor_type(recorded, f"input {node.name}")
         if position in constants:
-            value = graph.constant(node.name, type_, constants[position].detach().resolve_neg().contiguous())
+            check_real(recorded, where := f"input {node.name}")
+            known = constants[position].detach().resolve_neg().contiguous()
+            value = graph.constant(node.name, tensor_type(recorded, where), known)
         elif node.users:
-            value = graph.input(node.name, type_)
-            note_format(boundary, node.name, recorded)
+            value = maker.add_input(node)
         else:
             continue
         values[node.name], places[value] = value, position
-    results: list[tuple[str, Any]] = []
+    results: list[Source] = []
     outputs: dict[tuple[Value, fx.Node], int] = {}  # a value and a copy of it are two outputs
     found = list(zip(import_calls(graph, program, values), results_of(program), strict=True))
     own = len(found) - len(changed)
@@ -100,27 +69,18 @@ def import_functional(
         else:
             if (key := (result, holder(origin))) not in outputs:
                 outputs[key] = len(outputs)
-                graph.output(result, output := graph.fresh_name("output"))
-                note_format(boundary, output, origin.meta["val"])
+                maker.add_output(result, origin)
             results.append(("output", outputs[key]))
     written: dict[int, int] = {}
     for position, (result, _) in zip(changed, found[own:], strict=True):
         target = inputs[position]
         written[position] = outputs[(result, target)] = len(outputs)
-        graph.output(result, output := graph.fresh_name("output"), into=values.get(target.name))
-        note_format(boundary, output, target.meta["val"])
+        maker.add_output(result, target, into=values.get(target.name))
     graph.remove_dead()
     if outputs:
         verify(graph, Stage.IMPORTED)
     read = [places[Value(node.name)] for node in graph.input_nodes]
-    return Functional(graph, boundary, read, results, written)
-
-
-def write(tensors: Sequence[torch.Tensor], contents: Sequence[torch.Tensor]) -> None:
-    """Copy new contents to tensors, where they are not there."""
-    for one, content in zip(tensors, contents, strict=True):
-        if one is not content:
-            one.copy_(content)
+    return Functional(graph, maker.boundary, Binding(read, results, written))
 
 
 def holder(node: fx.Node) -> fx.Node:
@@ -136,21 +96,3 @@ def _viewed(node: fx.Node) -> fx.Node | None:
         views: Any = node.args[0]
         return _viewed(views)
     return node.all_input_nodes[0] if isinstance(node.target, OpOverload) and node.target.is_view else None
-
-
-def note_format(boundary: dict[str, MemoryDesc], name: str, recorded: torch.Tensor) -> None:
-    """Record the strides of a tensor in the program, if they are an order of its axes."""
-    if recorded.numel() == 0 or recorded.is_contiguous() or not is_dense(recorded):
-        return
-    type_ = tensor_type(recorded, name)
-    boundary[name] = MemoryDesc(type_.dims, type_.dtype, strides=recorded.stride())
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's elements fill a range of memory without sharing a position."""
-    next_stride = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride != next_stride:
-            return False
-        next_stride *= size
-    return True

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from fmtprop.capture.functional import holder, is_dense, note_format
+from fmtprop.capture.binding import Binding, BoundaryMaker, Source, is_dense
+from fmtprop.capture.functional import holder
 from fmtprop.capture.fx_import import import_calls, placeholders, results_of
 from fmtprop.capture.random_calls import Draw, drawer, drawn_first
-from fmtprop.capture.torch_call import check_real, tensor_type
 from fmtprop.errors import ImportModelError
 from fmtprop.ir import Graph, Value
 from fmtprop.ir.aliasing import storage
@@ -26,33 +26,6 @@ from fmtprop.ops.host_call import Parts
 
 #: the phase of inputs and outputs of the second entry point
 BACKWARD = "backward"
-
-#: the source of a result: an output of the graph, an argument of the call, or a fixed object
-Source = tuple[str, Any]
-
-
-@dataclass(frozen=True)
-class Half:
-    """The relation of one entry point of the graph to its program."""
-
-    #: for each input of the graph: the position of the program's argument, or a function that draws it at every call
-    inputs: Sequence[int | Draw]
-    #: for each result of the program: ``("output", position)`` among the graph's outputs, ``("view", function)`` of the
-    #: graph's outputs, ``("input", position)`` among the program's arguments, ``("part", function)`` of the arguments,
-    #: or ``("fixed", object)``
-    results: Sequence[Source]
-
-    def given(self, args: Sequence[Any]) -> list[torch.Tensor]:
-        """Return the graph's inputs; random numbers are drawn by torch's generator, in the program's order."""
-        return [args[source] if isinstance(source, int) else source() for source in self.inputs]
-
-    def found(self, outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> list[Any]:
-        """Return the program's results."""
-        chosen, made = {"output": outputs, "input": args}, {"view": outputs, "part": args}
-        return [
-            chosen[kind][item] if kind in chosen else item(made[kind]) if kind in made else item
-            for kind, item in self.results
-        ]
 
 
 @dataclass(frozen=True)
@@ -65,8 +38,8 @@ class Joint:
     boundary: Mapping[str, MemoryDesc]
     #: `forward`, `backward`: the entry points. The last results of the forward program are the saved tensors; a saved
     #: tensor that is ``("fixed", None)`` exists only in the graph.
-    forward: Half
-    backward: Half
+    forward: Binding
+    backward: Binding
 
 
 def import_joint(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, name: str) -> Joint | None:
@@ -94,14 +67,13 @@ def _check_sizes(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
             )
 
 
-class _JointImporter:
+class _JointImporter(BoundaryMaker):
     def __init__(self, forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, name: str) -> None:
+        super().__init__(name)
         #: for each of the caller's results, its size, strides and offset if it is a view, else None
         self.views = [_layout_of(result) if _viewed(result) is not result else None for result in results_of(forward)]
         self.programs = drawn_first(_with_viewed(forward, outputs)), drawn_first(backward)
         self.count = outputs
-        self.graph = Graph(name)
-        self.boundary: dict[str, MemoryDesc] = {}
         #: input of the graph -> position of the program's argument, or a function that draws it
         self.places: dict[Value, int | Draw] = {}
         self.tangents: dict[Value, int] = {}
@@ -128,8 +100,8 @@ class _JointImporter:
         return Joint(
             graph,
             self.boundary,
-            Half([self.places[value] for value in inputs if value in self.places], sources),
-            Half([self.tangents[value] for value in inputs if value in self.tangents], found),
+            Binding([self.places[value] for value in inputs if value in self.places], sources),
+            Binding([self.tangents[value] for value in inputs if value in self.tangents], found),
         )
 
     # ------------------------------------------------------------------ programs
@@ -167,11 +139,7 @@ class _JointImporter:
         return import_calls(self.graph, program, values)
 
     def _input(self, node: fx.Node, phase: str, places: dict[Value, Any], place: object) -> Value:
-        recorded = node.meta.get("val")
-        check_real(recorded, f"input {node.name}")
-        value = self.graph.input(node.name, tensor_type(recorded, f"input {node.name}"), phase)
-        if isinstance(recorded, torch.Tensor):
-            note_format(self.boundary, node.name, recorded)
+        value = self.add_input(node, phase)
         places[value] = place
         return value
 
@@ -186,7 +154,7 @@ class _JointImporter:
                 return "input", place
             position = placeholders(self.programs[0]).index(base)
             return "part", lambda args: _part_of(args[position], base, origin)
-        kind, place = self._add_output(result, origin, self.made, (result, holder(origin)), "")
+        kind, place = self._made_output(result, origin, self.made, (result, holder(origin)), "")
         return (kind, place) if layout is None else ("view", lambda outputs: outputs[place].as_strided(*layout))
 
     def _saved(self, value: Any, origin: Any) -> Source:
@@ -205,13 +173,12 @@ class _JointImporter:
             return "fixed", value
         if value in self.tangents:
             return "input", self.tangents[value]
-        return self._add_output(value, origin, made, value, BACKWARD)
+        return self._made_output(value, origin, made, value, BACKWARD)
 
-    def _add_output(self, value: Value, origin: fx.Node, made: dict[object, int], key: object, phase: str) -> Source:
+    def _made_output(self, value: Value, origin: fx.Node, made: dict[object, int], key: object, phase: str) -> Source:
         if key not in made:
             made[key] = len(made)
-            self.graph.output(value, output := self.graph.fresh_name("gradient" if phase else "output"), phase)
-            note_format(self.boundary, output, origin.meta["val"])
+            self.add_output(value, origin, phase)
         return "output", made[key]
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from fmtprop.capture.binding import is_dense
 from fmtprop.capture.call_import import importers
-from fmtprop.capture.functional import is_dense
 from fmtprop.capture.fx_import import copied, placeholders, results_of
 from fmtprop.ir.op import opdef
 from fmtprop.ops.host_call import WritingPart, draws_random_numbers, in_place_form

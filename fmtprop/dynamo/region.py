@@ -279,7 +279,7 @@ class Region:
                 # its key has the options and the machine: there, the plan passed its check
                 shapes.note_choices(*earlier.choices, is_checked=True)
             net = compile_graph(functional.graph, options, shapes=shapes)
-            run = functional.around(net.run_flat)
+            run = functional.binding.around(net.run_flat)
             made = _Plan(packed, run, Ready(net, earlier.reason if earlier is not None else ""), key)
             trial = self._trial(args)
             if self.is_all or earlier is not None:

@@ -182,7 +182,7 @@ class Evaluation:
                 functional = import_functional(program, {}, "evaluation")
                 if functional.graph.output_nodes:
                     self.net = compile_graph(functional.graph, replace(self.options, boundary=functional.boundary))
-                    run = functional.around(self.net.run_flat)
+                    run = functional.binding.around(self.net.run_flat)
                     self._run = (lambda given: run([*given, *(draw() for draw in draws)])) if draws else run
                 else:
                     self._run = lambda given: self.program.forward(*given)
