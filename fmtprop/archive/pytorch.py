@@ -3,4 +3,4 @@
 
 def define_quantized_operators() -> None:
     """Have PyTorch define the operators of its quantized programs, which it does only on request."""
-    import torch.ao.quantization.fx._decomposed  # noqa: F401
+    import torch.ao.quantization.fx._decomposed

@@ -15,22 +15,6 @@ from torch.export import ExportedProgram
 from torch.fx.experimental import _config
 from torch.fx.graph_module import _loader
 
-__all__ = [
-    "FUNCTORCH",
-    "deserialized",
-    "detect_fake_mode",
-    "functions_of_sizes",
-    "guard_of",
-    "names_of_exporter",
-    "names_of_operators",
-    "run_and_save_rng_state",
-    "run_with_rng_state",
-    "serialized",
-    "sizes_of_one",
-    "sources",
-    "to_number",
-]
-
 #: the package with PyTorch's functions that call functions of the user's
 FUNCTORCH = torch._functorch.__name__
 

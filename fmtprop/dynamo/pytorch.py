@@ -23,22 +23,6 @@ try:
 except ImportError:  # PyTorch of before has no artefacts of others
     CacheArtifact = CacheArtifactFactory = CacheArtifactManager = object  # type: ignore[misc, assignment]
 
-__all__ = [
-    "OWN_MEMORY",
-    "CacheArtifact",
-    "CacheArtifactFactory",
-    "CacheArtifactManager",
-    "PlainTensorMeta",
-    "SerializableCallable",
-    "backends",
-    "config",
-    "counters",
-    "explain",
-    "pickled",
-    "saves_functions",
-    "unpickled",
-]
-
 #: results without a tensor that they share memory with
 OWN_MEMORY = (OutputType.non_alias, OutputType.unsafe_view_alias)
 

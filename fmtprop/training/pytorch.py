@@ -30,39 +30,6 @@ from torch._prims_common import suggest_memory_format
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
 from torch.nn.modules.dropout import _DropoutNd as AnyDropout
 
-__all__ = [
-    "CAN_ALLOW",
-    "AnyBatchNorm",
-    "AnyDropout",
-    "BackendCompilerFailed",
-    "FailOnRecompileLimitHit",
-    "TorchDynamoException",
-    "TorchRuntimeError",
-    "TracingContext",
-    "Unsupported",
-    "UserError",
-    "ViewAndMutationMeta",
-    "allow_capture",
-    "aot_autograd",
-    "check_errors",
-    "config",
-    "default_partition",
-    "enable_mkldnn",
-    "factorizations",
-    "is_mkldnn_enabled",
-    "keeps_graph",
-    "min_cut_rematerialization_partition",
-    "pop_hooks",
-    "push_hooks",
-    "rule_of_recurrent_layers",
-    "set_rule_of_recurrent_layers",
-    "size_of_image",
-    "suggest_memory_format",
-    "top_hooks",
-    "with_effects",
-    "wrap_inline",
-]
-
 #: whether a graph of autograd is kept for another walk: of the walk that runs now
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 

@@ -90,6 +90,33 @@ def test_no_other_file_has_private_names() -> None:
     assert sorted(files) == FILES, "a room's private names of PyTorch are in its file pytorch.py alone"
 
 
+def test_each_name_of_these_files_is_used() -> None:
+    imported = {
+        (node.module, name.name)
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    for file in FILES:
+        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        module = f"fmtprop.{file.removesuffix('.py').replace('/', '.')}"
+        assert [one for one in offered(tree) if one not in read and (module, one) not in imported] == [], file
+
+
+def offered(tree: ast.Module) -> Iterator[str]:
+    """Yield the names that a file defines or passes on."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module != "__future__":
+            yield from (name.asname or name.name for name in node.names)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
 def test_a_name_that_is_missing_fails():
     assert "torch._dynamo" in {name[:13] for name in users_of_names()}
     tree = ast.parse("import torch\nfrom torch._x import y as z\ntorch.a._b.c(1)\nz.w\ntorch.relu")
