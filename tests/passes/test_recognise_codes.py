@@ -113,6 +113,7 @@ def ops(net):
     return [step.node.op for step in net.plan.steps]
 
 
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize(("door", "rows"), [("compile", (1,)), ("compile", (40,)), ("backend", (2, 3))])
 def test_layers_of_libraries_have_codes(door, name, rows):
@@ -175,6 +176,7 @@ def test_integers_of_more_bits_are_not_packed():
     assert packed(numbers(5, 128, high=300).float(), torch.zeros(5, 2)) is None
 
 
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize(
     ("config", "dtype"),
     [
