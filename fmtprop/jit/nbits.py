@@ -34,7 +34,7 @@ _LINE_NBYTES: Final = 64
 _DISPLACEMENT_LIMIT: Final = 1 << 31
 
 #: most numbers of a part of a group that is multiplied as integers: they are in registers while their largest is looked
-#: for
+#: for. A part of groups that are shorter than a vector of codes is as long as that.
 _MOST_OF_PART: Final = 256
 
 #: rows of a matrix that are decoded side by side into blocks, and rows of a block: products of many rows read these
@@ -145,12 +145,24 @@ class NBitsKernel(StandaloneKernel):
         if self.src is not DataType.BF16 or self.is_exact:
             return 0
         step = 8 * isa().nbytes // self.bits  # codes of a vector
+        if step // self.group in (2, 4) and step % self.group == 0:
+            return step if self.depth % step == 0 else 0
         return next((size for size in range(_MOST_OF_PART, 0, -step) if self.group % size == 0), 0)
+
+    @property
+    def groups_of_part(self) -> int:
+        """Groups of a part; 1 where a group has several parts."""
+        return max(1, self.part // self.group)
+
+    @property
+    def sums_of_part(self) -> int:
+        """Vectors of sums of a row's part: each position of one is for other numbers, or one is for each group."""
+        return 1 if self.rows == 1 else self.groups_of_part
 
     @property
     def part_nbytes(self) -> int:
         """Bytes of a row's part in a thread's area."""
-        return 2 * self.part + (3 if self.has_zero_points else 2) * isa().nbytes
+        return 2 * self.part + (1 + (1 + self.has_zero_points) * self.sums_of_part) * isa().nbytes
 
     @property
     def rows_nbytes(self) -> int:
@@ -162,7 +174,8 @@ class NBitsKernel(StandaloneKernel):
         machine, row = isa(), self.depth * self.bits // 8
         threads = max(1, threads_for(self.outputs * row, threads))
         # behind the rows: a part of 16 outputs, whose codes programs on integers transpose
-        area = -(-self.rows_nbytes // _LINE_NBYTES) * _LINE_NBYTES + ROWS * (8 + self.part * self.bits // 8)
+        part = ROWS * (8 * self.groups_of_part + self.part * self.bits // 8)
+        area = -(-self.rows_nbytes // _LINE_NBYTES) * _LINE_NBYTES + part
         block = (c_byte * (threads * area + 2 * _LINE_NBYTES))()
         data = (c_byte * (len(levels := levels_of(machine)))).from_buffer_copy(levels)
         steps = dict(self.row_steps)
@@ -177,7 +190,7 @@ class NBitsKernel(StandaloneKernel):
             row=row,
             scales_row=self.depth // self.group * 4,
             rows=self.rows,
-            groups=self.depth // span(self),
+            groups=self.depth // max(span(self), self.part),
             units=self.depth // (self.part or unit(machine)),
             areas=addressof(block) // _LINE_NBYTES * _LINE_NBYTES + _LINE_NBYTES,
             area=area,
@@ -247,7 +260,7 @@ def _filled(form: str, number: float) -> bytes:
 #: the largest integer of 16 bits that is 256 times a signed byte, plus another
 LARGEST_INTEGER: Final = 127 * 256
 
-#: vectors of the program that multiplies integers, in the order of its data; the last spreads the scales of two groups
+#: vectors of the program that multiplies integers, in the order of its data; the last two spread the scales of groups
 INTEGERS: Final = {
     "magnitude": _filled("I", 0x7FFFFFFF),
     "least": _filled("f", 2.0**-100),
@@ -261,6 +274,7 @@ INTEGERS: Final = {
     "parts of zero of 8": _filled("f", -1 / 128),
     "low": _filled("B", 15),
     "halves": pack("<16I", *[0] * 8, *[1] * 8),
+    "quarters": pack("<16I", *[0] * 4, *[1] * 4, *[2] * 4, *[3] * 4),
 }
 
 

@@ -35,6 +35,13 @@ _DIFFERENCE, _IN_BYTES = 2, 3
 #: parts of a group that are left; the scales, the zero points and behind them the transposed codes of a part
 _PARTS, _TURNED = END, OUTPUTS
 
+#: register of the places of groups' scales, and their names in the program's data by the number of groups
+_PLACES: Final = 8
+_SPREAD: Final = {2: "halves", 4: "quarters"}
+
+#: shuffles that put the quarters of a group's sums everywhere, by the number of groups
+_OF_GROUP: Final = {2: (0x44, 0xEE), 4: (0x00, 0x55, 0xAA, 0xFF)}
+
 #: first register of numbers while rows are written
 _NUMBERS: Final = 8
 
@@ -50,11 +57,12 @@ def nbits_integers(isa: Isa, kernel: NBitsKernel) -> tuple[bytes, bytes]:
 class _Integers(NBitsProgram):
     """Multiplies rows of bf16 numbers as integers of 16 bits, a high and a low byte, which share a scale.
 
-    Those of a part of a group do: the whole group, if it has no more than 256. A bf16 number has 8 bits: those above a
-    256th of the part's largest lose none, and the others less than the largest has lost when it was rounded to bf16.
-    AVX-512 VNNI adds 64 products of bytes at a time. In a part, a row's area has for each vector of codes the high
-    bytes and the low ones, then what the sum differs by since codes have no sign, then the scale, and with zero points
-    the sum of the row's numbers.
+    Those of a part of a group do: the whole group, if it has no more than 256. A part of shorter groups than a vector
+    of codes has two or four of them. A bf16 number has 8 bits: those above a 256th of the part's largest lose none, and
+    the others less than the largest has lost when it was rounded to bf16. AVX-512 VNNI adds 64 products of bytes at a
+    time. In a part, a row's area has for each vector of codes the high bytes and the low ones, then the scale, then
+    what sums differ by since codes have no sign, and with zero points the sums of the row's numbers. Sums are one
+    vector: a position is for four bytes that are multiplied there.
     """
 
     def __init__(self, isa: Isa, kernel: NBitsKernel) -> None:
@@ -62,6 +70,8 @@ class _Integers(NBitsProgram):
         #: vectors of codes of a part, each with as many vectors of bytes as a byte has codes
         self._blocks, self._halves = kernel.part * kernel.bits // 8 // isa.nbytes, 8 // kernel.bits
         self._tail = 2 * kernel.part
+        #: groups of a part, and bytes from the last to the first one's sums of a row's numbers
+        self._groups, self._sums_nbytes = kernel.groups_of_part, kernel.sums_of_part * isa.nbytes
         #: pointers to what a group has one of
         self._of_group = (SCALES, ZERO_POINTS) if kernel.has_zero_points else (SCALES,)
 
@@ -106,7 +116,7 @@ class _Integers(NBitsProgram):
         self.v("VMULPS", largest, largest, self.vector_of(data, "of largest"))
         self.v("VSUBPS", other, largest, largest)  # NaN of an infinity
         self.v("VADDPS", largest, largest, other)
-        self.v("VMOVUPS <", at(dst, self._tail + self.isa.nbytes), largest)
+        self.v("VMOVUPS <", at(dst, self._tail), largest)
         for first in range(0, len(numbers), 2):
             pair = numbers[first], numbers[first + 1]
             if kernel.bits == 4:  # low and high halves of the same bytes
@@ -126,19 +136,36 @@ class _Integers(NBitsProgram):
                 self.v("VPDPBUSD", one, zeros, at(dst, (2 * part + index) * self.isa.nbytes))
         self.v("VPSLLD", high, high, immediate=8)
         self.v("VPADDD", low, low, high)
-        if kernel.rows > 1:
-            self._everywhere("VPADDD", low, high)
-        self.zero(high)
-        self.v("VPSUBD", high, high, low)
-        self.v("VMOVUPS <", at(dst, self._tail), high)
-        if kernel.has_zero_points:
-            self.v("VCVTDQ2PS", high, high)
-            self.v("VMULPS", high, high, self.vector_of(data, f"parts of zero of {kernel.bits}"))
-            self.v("VMOVUPS <", at(dst, self._tail + 2 * self.isa.nbytes), high)
+        for group in range(kernel.sums_of_part):
+            total = low
+            if kernel.rows > 1:
+                total = self._sum_of_group(low, group)
+            place = self._place_of_difference(group)
+            self.zero(high)
+            self.v("VPSUBD", high, high, total)
+            self.v("VMOVUPS <", at(dst, place), high)
+            if kernel.has_zero_points:
+                self.v("VCVTDQ2PS", high, high)
+                self.v("VMULPS", high, high, self.vector_of(data, f"parts of zero of {kernel.bits}"))
+                self.v("VMOVUPS <", at(dst, place + self._sums_nbytes), high)
 
-    def _everywhere(self, operation: str, x: int, other: int) -> None:
+    def _place_of_difference(self, group: int) -> int:
+        """Return where a row's part has what a group's sum differs by."""
+        return self._tail + (1 + group) * self.isa.nbytes
+
+    def _sum_of_group(self, x: int, group: int) -> int:
+        """Return the register with the sum of a group's positions of a vector, in each position."""
+        total, other = self.register(3), self.register(5)
+        if self._groups == 1:
+            self.v("VMOVUPS", total, x)
+        else:
+            self.v("VSHUFF32X4", total, x, x, immediate=_OF_GROUP[self._groups][group])
+        self._everywhere("VPADDD", total, other, _ROUND[self._groups.bit_length() - 1 :])
+        return total
+
+    def _everywhere(self, operation: str, x: int, other: int, around: Sequence[tuple[str, int]] = _ROUND) -> None:
         """Join all numbers of a vector; each position has the result."""
-        for shuffle, order in _ROUND:
+        for shuffle, order in around:
             self.v(shuffle, other, *[x] * (2 if shuffle == "VSHUFF32X4" else 1), immediate=order)
             self.v(operation, x, x, other)
 
@@ -160,7 +187,7 @@ class _Integers(NBitsProgram):
         """Compute a row's sums of a task: bytes of each part as integers, and parts in f32."""
         kernel = self._kernel
         total, high, low = map(self.register, range(_IN_BYTES + 2, _IN_BYTES + 5))
-        scale = self.register(1)
+        scale, zero_points = self.register(1), self.register(0)
         self._begin_codes()
         self.immediate("MOV_RM64_IMM32", OUTPUTS, self.isa.lanes)
         with self.repeat(OUTPUTS, OUTPUTS):
@@ -168,39 +195,48 @@ class _Integers(NBitsProgram):
             self.move(X, at(Register.RSP, AREA))
             with self._each_part():
                 self.zero(high)
-                self.v("VMOVUPS", low, at(X, self._tail))
+                self.v("VMOVUPS", low, at(X, self._place_of_difference(0)))
                 for block in range(self._blocks):
                     place = block * self.isa.nbytes
                     self.emit("PREFETCHT2_M8", at(WEIGHTS, place + AHEAD_NBYTES))
                     for half, codes in enumerate(self._load_codes(at(WEIGHTS, place))):
                         for index, sums in enumerate((high, low)):
                             self.v("VPDPBUSD", sums, codes, at(X, self._place(block, half, index)))
-                self.v("VBROADCASTSS", scale, at(SCALES))
+                self._load_of_groups(scale, at(SCALES))
                 if kernel.has_zero_points:
-                    self.v("VBROADCASTSS", self.register(0), at(ZERO_POINTS))
+                    self._load_of_groups(zero_points, at(ZERO_POINTS))
                     self._shift_zero_points()
-                self._add_part(total, high, low, self._tail, scale)
+                self._add_part(total, high, low, 0, 0, scale)
                 self.advance(self._blocks * self.isa.nbytes, WEIGHTS)
                 self.advance(kernel.part_nbytes, X)
             self.across([total])
             self.emit("VEX_VMOVSS_M32_XMM", at(SUM), Register.XMM0)
             self.advance(4, SUM)
 
+    def _load_of_groups(self, x: int, place: MemoryOperand) -> None:
+        """Load the scale or zero point of a part, or those of its groups, each where the group's sums are."""
+        spreading = {1: "VBROADCASTSS", 2: "VBROADCASTSD", 4: "VBROADCASTF32X4"}[self._groups]
+        self.v(spreading, x, place)
+        if self._groups > 1:
+            self.v("VPERMPS", x, self.register(_PLACES), x)
+
     def _begin_codes(self) -> None:
         """Point to the scales of a task, and load what makes bytes without sign of codes."""
         self.point_to_scales(FIRST)
         name = "low" if self._kernel.bits == 4 else "zero of 8"
         self.v("VMOVUPS", self.register(_DIFFERENCE), self.vector_of(LEVELS, name))
+        if self._groups > 1:
+            self.v("VMOVUPS", self.register(_PLACES), self.vector_of(LEVELS, _SPREAD[self._groups]))
 
     @contextmanager
     def _each_part(self) -> Iterator[None]:
         """Add loops over groups and their parts around the instructions of the block."""
         with self.repeat(self.argument("groups"), GROUPS):
-            parts = self._kernel.group // self._kernel.part
+            parts = max(1, self._kernel.group // self._kernel.part)
             self.immediate("MOV_RM64_IMM32", _PARTS, parts)
             with self.repeat(_PARTS, _PARTS) if parts > 1 else nullcontext():
                 yield
-            self.advance(SCALE_NBYTES, *self._of_group)
+            self.advance(self._groups * SCALE_NBYTES, *self._of_group)
 
     def _load_codes(self, place: MemoryOperand) -> list[int]:
         """Return the registers with a vector of codes, as bytes without sign."""
@@ -219,14 +255,16 @@ class _Integers(NBitsProgram):
         if self._kernel.bits == 4:
             self.v("VSUBPS", self.register(0), self.register(0), self.vector_of(LEVELS, "usual zero of 4"))
 
-    def _add_part(self, total: int, high: int, low: int, place: int, scale: int) -> None:
-        """Add a part's sums of both kinds of bytes to a total; the row's scale is behind the place."""
+    def _add_part(self, total: int, high: int, low: int, row: int, group: int, scale: int) -> None:
+        """Add sums of both kinds of bytes to a total: those of a part, or of one of its groups."""
+        place = row * self._kernel.part_nbytes
         self.v("VPSLLD", high, high, immediate=8)
         self.v("VPADDD", high, high, low)
         self.v("VCVTDQ2PS", high, high)
         if self._kernel.has_zero_points:
-            self.v("VFNMADD231PS", high, self.register(0), at(X, place + 2 * self.isa.nbytes))
-        self.v("VMULPS", high, high, at(X, place + self.isa.nbytes))
+            of_numbers = place + self._place_of_difference(group) + self._sums_nbytes
+            self.v("VFNMADD231PS", high, self.register(0), at(X, of_numbers))
+        self.v("VMULPS", high, high, at(X, place + self._tail))
         self.v("VFMADD231PS", total, high, scale)
 
 
@@ -262,9 +300,11 @@ class _IntegersOfRows(_Integers):
     def _turn_part(self, taken: Sequence[int]) -> None:
         """Write a part's scales, zero points and transposed codes, through registers that are not taken."""
         lanes, nbytes = self.isa.lanes, self.isa.nbytes
-        for (number, pointer), output in product(enumerate(self._of_group), range(lanes)):
-            self.emit("VEX_VMOVSS_XMM_M32", Register.XMM0, at(pointer, output * self._scales_pitch))
-            self.emit("VEX_VMOVSS_M32_XMM", at(_TURNED, number * nbytes + output * SCALE_NBYTES), Register.XMM0)
+        for (number, pointer), group, output in product(enumerate(self._of_group), range(self._groups), range(lanes)):
+            place = (number * self._groups + group) * nbytes + output * SCALE_NBYTES
+            source = output * self._scales_pitch + group * SCALE_NBYTES
+            self.emit("VEX_VMOVSS_XMM_M32", Register.XMM0, at(pointer, source))
+            self.emit("VEX_VMOVSS_M32_XMM", at(_TURNED, place), Register.XMM0)
         free = [one for one in map(self.register, range(self.isa.registers)) if one not in taken]
         for block in range(self._blocks):
             for output, one in enumerate(free[:lanes]):
@@ -272,26 +312,35 @@ class _IntegersOfRows(_Integers):
                 self.v("VMOVUPS", one, at(WEIGHTS, place))
                 self.emit("PREFETCHT2_M8", at(WEIGHTS, place + lanes * self._pitch))  # the next task's
             for part, one in enumerate(self.transposed(free[:lanes], free[lanes])):
-                self.v("VMOVUPS <", at(_TURNED, (2 + block * lanes + part) * nbytes), one)
+                self.v("VMOVUPS <", at(_TURNED, self._place_of_codes(block, part)), one)
+
+    def _place_of_codes(self, block: int, part: int) -> int:
+        """Return where four neighbouring codes of each output are."""
+        return (2 * self._groups + block * self.isa.lanes + part) * self.isa.nbytes
 
     def _multiply_part(self, sums: Mapping[int, tuple[int, int, int]]) -> None:
         """Add a part's products with the rows to their totals."""
-        kernel, lanes, nbytes = self._kernel, self.isa.lanes, self.isa.nbytes
+        for group in range(self._groups):
+            self._multiply_group(group, sums)
+        self.advance(self._blocks * self.isa.nbytes, WEIGHTS)
+        self.advance(self._kernel.rows * self._kernel.part_nbytes, X)
+
+    def _multiply_group(self, group: int, sums: Mapping[int, tuple[int, int, int]]) -> None:
+        """Add the products of a part's group, or of all of a part."""
+        kernel, nbytes, lanes = self._kernel, self.isa.nbytes, self.isa.lanes // self._groups
         for row, (_, high, low) in sums.items():
             self.zero(high)
-            self.v("VMOVUPS", low, at(X, row * kernel.part_nbytes + self._tail))
-        for block, part in product(range(self._blocks), range(lanes)):
-            loaded = self._load_codes(at(_TURNED, (2 + block * lanes + part) * nbytes))
+            self.v("VMOVUPS", low, at(X, row * kernel.part_nbytes + self._place_of_difference(group)))
+        for block, part in product(range(self._blocks), range(group * lanes, (group + 1) * lanes)):
+            loaded = self._load_codes(at(_TURNED, self._place_of_codes(block, part)))
             for (row, (_, *both)), (half, codes) in product(sums.items(), enumerate(loaded)):
                 for index, one in enumerate(both):
                     place = row * kernel.part_nbytes + self._place(block, half, index) + 4 * part
                     self.v("VPDPBUSD", one, codes, at(X, place), spread=True)
         scale = self.register(1)
-        self.v("VMOVUPS", scale, at(_TURNED))
+        self.v("VMOVUPS", scale, at(_TURNED, group * nbytes))
         if kernel.has_zero_points:
-            self.v("VMOVUPS", self.register(0), at(_TURNED, nbytes))
+            self.v("VMOVUPS", self.register(0), at(_TURNED, (self._groups + group) * nbytes))
             self._shift_zero_points()
         for row, (total, high, low) in sums.items():
-            self._add_part(total, high, low, row * kernel.part_nbytes + self._tail, scale)
-        self.advance(self._blocks * nbytes, WEIGHTS)
-        self.advance(kernel.rows * kernel.part_nbytes, X)
+            self._add_part(total, high, low, row, group, scale)
