@@ -1,7 +1,7 @@
 """The kernel of attention of few queries, as in a decoder's step: it reads keys and values once, in memory order.
 
 A task is the queries that share keys: those of a head, and of all heads of a group. Keys and values may have two parts:
-those of earlier tokens, wherever the caller has them, and new ones.
+those of earlier tokens, wherever the caller has them, and new ones. Those that are codes become numbers block by block.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ _MOST_QUERIES, _LONGEST_ROW = 64, 512
 #: most queries of a task whose products take less time than reading keys and values from memory (Zen 4)
 _READ_FOR = 4
 
+#: how the names of tensors end that have a row of each key
+_BY_KEY = ("key", "value", "scales")
+
 #: the largest number, and the smallest one of full precision
 _LARGEST, _SMALLEST = (2 - 2.0**-23) * 2.0**127, 2.0**-126
 
@@ -40,9 +43,11 @@ class AttentionRowsArguments(Arguments):
 
     _fields_ = (
         *((name, c_void_p) for name in ("src", "past_key", "past_value", "key", "value", "mask_0", "mask_1", "dst")),
+        *((f"{name}_scales", c_void_p) for name in ("past_key", "past_value", "key", "value")),
         *((name, c_void_p) for name in ("offsets", "numbers")),
         *((name, c_uint64) for name in ("tasks", "entry", "frame", "past_keys", "keys")),
-        *((name, c_uint64) for name in ("past_key_row", "past_value_row", "key_row", "value_row")),
+        *((f"{name}_row", c_uint64) for name in ("past_key", "past_value", "key", "value")),
+        *((f"{name}_scales_row", c_uint64) for name in ("past_key", "past_value", "key", "value")),
         *((name, c_float) for name in ("scale", "floor", "least", "one")),
         ("limits", c_float * 32),
         ("existing", c_int32 * 32),
@@ -65,7 +70,10 @@ class AttentionRowsShape:
 
 @dataclass(frozen=True)
 class AttentionRowsKernel(StandaloneKernel):
-    """``dst = softmax(src · keys · scale + mask_0 + mask_1) · values`` by query; keys and values have two parts."""
+    """``dst = softmax(src · keys · scale + mask_0 + mask_1) · values`` by query; keys and values have two parts.
+
+    Those that have scales are s8, and ``codes · scale`` for each of their rows.
+    """
 
     stem = "attention_rows"
 
@@ -76,10 +84,10 @@ class AttentionRowsKernel(StandaloneKernel):
     #: number of earlier keys, 0 if there is one part; number of new keys
     keys: tuple[int, int]
     scale: float
-    #: where src, past_key, past_value, key, value, the masks and dst are; a row is a key or a value there, and a mask's
-    #: or query's numbers follow one another
+    #: where src, past_key, past_value, key, value, their scales, the masks and dst are; a row is a key, a value or a
+    #: scale there, and a mask's or query's numbers follow one another
     tensors: tuple[tuple[str, Tensor], ...]
-    #: data type of all tensors; sums are f32
+    #: data type of all tensors but codes; sums are f32
     dtype: DataType
     #: whether the result of a query without visible keys is 0, not NaN
     blanks: bool = False
@@ -97,7 +105,7 @@ class AttentionRowsKernel(StandaloneKernel):
     @cached_property
     def _outer(self) -> int:
         """Number of batch axes in front of those along which keys and values are repeated, as many as a task has."""
-        steps = zip(*[one.batch for name, one in self.tensors if name.endswith(("key", "value"))], strict=True)
+        steps = zip(*[one.batch for name, one in self.tensors if name.endswith(_BY_KEY)], strict=True)
         outer = max((axis + 1 for axis, own in enumerate(steps) if any(own)), default=0)
         return next(first for first in range(outer, len(self.batch) + 1) if prod(self.batch[first:]) <= _MOST_QUERIES)
 
@@ -134,7 +142,8 @@ class AttentionRowsKernel(StandaloneKernel):
             starts += [_start(places[name], (*task, *query)) for query in product(*tasks[1]) for name in own]
         offsets = (c_int64 * len(starts))(*starts)
         frame = 4 * queries * (2 + lanes + self.depth + self.width + BLOCK)
-        rows = {f"{name}_row": one.row for name, one in self.tensors if name.endswith(("key", "value"))}
+        frame += self.dtype.nbytes * BLOCK * max(self.depth, self.width) + 64
+        rows = {f"{name}_row": one.row for name, one in self.tensors if name.endswith(_BY_KEY)}
         arguments = AttentionRowsArguments(
             offsets=addressof(offsets),
             numbers=addressof(self.kernel.rows),

@@ -18,7 +18,21 @@ from fmtprop.layout import DataType
 _TENSORS = frozenset(
     {"src", "src_0", "src_1", "src_2", "key", "value", "mask_0", "mask_1", "scale", "shift", "mean", "variance", "dst"}
     | {"diff_dst", "diff_src", "diff_scale", "diff_shift", "weights", "bias", "cos", "sin"}
-    | {"past_key", "past_value", "table", "scales", "zero_points", "indices", "offsets", "factors", "zero"}
+    | {
+        "past_key",
+        "past_value",
+        "key_scales",
+        "value_scales",
+        "past_key_scales",
+        "past_value_scales",
+        "table",
+        "scales",
+        "zero_points",
+        "indices",
+        "offsets",
+        "factors",
+        "zero",
+    }
     | {f"post_op_{number}" for number in range(4)}
 )
 

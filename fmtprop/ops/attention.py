@@ -17,6 +17,7 @@ import torch
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Attrs, Category, Linear, OpDef, Operand, Sample, TensorType
 from fmtprop.ir.facets import Numbers
+from fmtprop.layout import DataType
 from fmtprop.ops.building import operand_list
 
 T = TypeVar("T")
@@ -55,9 +56,11 @@ def infer(attrs: Attention, types: Mapping[str, TensorType]) -> tuple[TensorType
     ``src`` is [..., M, K], ``key`` [..., K, N], ``value`` [..., N, V]; a batch axis of key and value may have the size
     1, if heads share them. Each mask has as many axes, each of the size of the scores [..., M, N] or 1, and N numbers
     along the last one. ``past_key`` [..., K, P] and ``past_value`` [..., P, V] precede them: then the scores have P + N
-    columns.
+    columns. Any of these may be codes, s8, with a scale of src's data type for each key or value: ``key_scales``
+    [..., 1, N], ``value_scales`` [..., N, 1].
     """
     src, columns = types["src"], 0
+    _check_codes(types)
     for key, value in _parts(types):
         if not src.ndim == key.ndim == value.ndim >= 3:
             ndims = f"{src.ndim}, {key.ndim} and {value.ndim}"
@@ -78,11 +81,32 @@ def infer(attrs: Attention, types: Mapping[str, TensorType]) -> tuple[TensorType
     return (src.with_dims((*src.dims[:-1], value.dims[-1])),)
 
 
+def _check_codes(types: Mapping[str, TensorType]) -> None:
+    """Require scales for the keys and values that are codes, one for each, and for no others."""
+    for name in (f"{part}{kind}" for part in ("past_", "") for kind in ("key", "value")):
+        if name not in types:
+            continue
+        codes, scales, src = types[name], types.get(f"{name}_scales"), types["src"]
+        if (codes.dtype is DataType.S8) != (scales is not None):
+            raise ShapeError(f"{name} is {codes.dtype}; codes are s8 and have scales, {name}_scales, others have none")
+        axis = -2 if name.endswith("key") else -1
+        dims = list(codes.dims)
+        dims[axis] = 1
+        if scales is not None and (scales.dtype, list(scales.dims)) != (src.dtype, dims):
+            raise ShapeError(
+                f"{name}_scales is {scales}; it must be {src.dtype} of {tuple(dims)}, a scale for each {name}"
+            )
+
+
 def reference(attrs: Attention, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch; scores and weights have the precision of f32 at least."""
     src = tensors["src"]
     dtype = torch.promote_types(src.dtype, torch.float32)
-    keys, values = zip(*_parts(tensors), strict=True)
+    decoded = {
+        name: tensor.to(src.dtype) * tensors[f"{name}_scales"] if f"{name}_scales" in tensors else tensor
+        for name, tensor in tensors.items()
+    }
+    keys, values = zip(*_parts(decoded), strict=True)
     scores = torch.matmul(src.to(dtype), torch.cat(keys, -1).to(dtype)) * attrs.scale
     for mask in operand_list("mask", tensors):
         scores = scores + mask.to(dtype)
@@ -118,6 +142,15 @@ def _problem(
     return {name: TensorType(dims) for name, dims in shapes.items()}
 
 
+def _coded(types: dict[str, TensorType], *names: str) -> dict[str, TensorType]:
+    """Return a problem in which some operands are codes."""
+    scales = {}
+    for name in names:
+        *batch, rows, columns = types[name].dims
+        scales[f"{name}_scales"] = TensorType((*batch, 1, columns) if name.endswith("key") else (*batch, rows, 1))
+    return types | {name: types[name].with_dtype(DataType.S8) for name in names} | scales
+
+
 def samples() -> Iterable[Sample]:
     """Yield heads with tails, causal ones, and masks of every kind."""
     yield Sample("heads", Attention(0.25), _problem((2, 3), 33, 20, 16, 16))
@@ -131,6 +164,10 @@ def samples() -> Iterable[Sample]:
     yield Sample("step", Attention(0.25), _problem((2, 3), 1, 1, 32, 48, (2, 1, 1, 21), past=20))
     yield Sample("blanks", Attention(0.5, blanks=True), _problem((2, 2), 1, 7, 16, 16, (2, 1, 1, 7)))
     shared = _problem((1, 2, 1), 2, 3, 16, 16, (1, 1, 1, 2, 8), past=5)
+    yield Sample("codes", Attention(0.5), _coded(_problem((1, 2), 2, 9, 16, 32), "key", "value"))
+    yield Sample(
+        "earlier_codes", Attention(0.5), _coded(_problem((2,), 1, 1, 16, 16, past=9), "past_key", "past_value")
+    )
     yield Sample("heads_of_a_group", Attention(0.5), shared | {"src": TensorType((1, 2, 3, 2, 16))})
 
 
@@ -144,6 +181,7 @@ ATTENTION = OpDef(
         Operand("mask", "MULTIPLE_SRC", optional=True, variadic=True),
         Operand("past_key", "", optional=True),
         Operand("past_value", "", optional=True),
+        *(Operand(f"{name}_scales", "", optional=True) for name in ("key", "value", "past_key", "past_value")),
     ),
     category=Category.BANDWIDTH,
     infer=infer,

@@ -28,8 +28,11 @@ def attention_kernels(attrs: Attention, request: Request) -> Iterator[_Way]:
     Operands that a kernel cannot read as they are asked for get a format that it can read: the caller knows the cost of
     the reorder.
     """
+    coded = {name for name in request if f"{name}_scales" in request}
+    if len({desc.dtype for name, desc in request.items() if name not in coded}) != 1:
+        return
     yield from _of_few_queries(attrs, request)
-    if "past_key" not in request and not attrs.blanks:
+    if "past_key" not in request and not attrs.blanks and not coded:
         yield from _of_blocks(attrs, request)
 
 
@@ -42,7 +45,7 @@ def _of_few_queries(attrs: Attention, request: Request) -> Iterator[_Way]:
         return
     if not _has_rows(dst, -1) or dst.has_broadcast:
         return
-    by_column = ("key", "past_key")
+    by_column = ("key", "past_key", "key_scales", "past_key_scales")
     read = {name: _with_rows(desc, -2 if name in by_column else -1) for name, desc in request.items() if name != "dst"}
     places = {name: _tensor(desc, -1 if name in by_column else -2) for name, desc in read.items()}
     places["dst"] = _tensor(dst, -2)

@@ -65,11 +65,11 @@ _ALONE: Mapping[type[Attrs], tuple[_Ways, ...]] = {
     HostCall: (copied_rows, put_rows),
     EmbeddingBag: (bags,),
     BatchStatistics: (batch_normalized,),
+    Attention: (lambda node, attrs, request: attention_kernels(attrs, request),),
 }
 
 #: those whose operands and results also have one data type
 _OF_ONE_TYPE: Mapping[type[Attrs], tuple[_Ways, ...]] = {
-    Attention: (lambda node, attrs, request: attention_kernels(attrs, request),),
     Binary: (broadcasts,),
     Reduction: (reductions,),
     Pooling: (global_poolings,),

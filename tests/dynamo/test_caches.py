@@ -111,3 +111,47 @@ def test_modes_do_not_share_memory():
 def test_a_wrong_value_of_the_option_is_refused():
     with pytest.raises(UnsupportedOpError, match="'grow_caches' must be True or False, got 1"):
         backend(torch.fx.symbolic_trace(nn.ReLU()), [torch.ones(1)], options={"grow_caches": 1})
+
+
+class Codes(nn.Module):
+    """Eight tokens of two heads as codes, each with a scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("codes", torch.zeros(1, 2, 8, 16, dtype=torch.int8))
+        self.register_buffer("scales", torch.zeros(1, 2, 8, 1))
+
+    def forward(self, x: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        scales = x.abs().amax(-1, keepdim=True) / 127
+        self.scales.index_copy_(2, place, scales)
+        self.codes.index_copy_(2, place, (x / scales).round().to(torch.int8))
+        return self.codes.to(x.dtype) * self.scales
+
+
+class StepOnCodes(nn.Module):
+    """A decoder's step on a static cache of codes: four heads, two of keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.query, self.key, self.value = nn.Linear(16, 64), nn.Linear(16, 32), nn.Linear(16, 32)
+        self.keys, self.values = Codes(), Codes()
+
+    def forward(self, x: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        query, key, value = (y(x).view(1, 1, -1, 16).transpose(1, 2) for y in (self.query, self.key, self.value))
+        mask = torch.arange(8)[None] <= place[:, None]
+        return nn.functional.scaled_dot_product_attention(
+            query, self.keys(key, place), self.values(value, place), mask, enable_gqa=True
+        )
+
+
+def test_a_cache_of_codes_is_written_and_read_in_place():
+    model, other = StepOnCodes(), StepOnCodes()
+    run = compiled(model)
+    codes = model.keys.codes.data_ptr()
+    with torch.no_grad():
+        for number in range(5):
+            place = torch.tensor([number])
+            torch.testing.assert_close(run(token(number), place), other(token(number), place))
+    assert codes == model.keys.codes.data_ptr()
+    torch.testing.assert_close(model.state_dict(), other.state_dict())

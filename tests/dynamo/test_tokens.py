@@ -117,6 +117,42 @@ def test_several_sequences(sequences):
     check(expected, generated(model, tokens, cache_implementation="static"))
 
 
+def cache_of_codes(layers: int) -> object:
+    """Return a static cache of int8 codes with a scale for each token of a head."""
+    from transformers.cache_utils import StaticLayer
+
+    def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scales = x.abs().amax(-1, keepdim=True).clamp_min(1e-8) / 127
+        return (x / scales).round().clamp(-127, 127).to(torch.int8), scales
+
+    class Int8Layer(StaticLayer):
+        def lazy_initialization(self, keys, values):
+            super().lazy_initialization(keys.to(torch.int8), values.to(torch.int8))
+            self.scales = [x.new_zeros(*x.shape[:2], self.max_cache_len, 1) for x in (keys, values)]
+
+        def update(self, keys, values, *args, **kwargs):
+            if not self.is_initialized:
+                self.lazy_initialization(keys, values)
+            places = torch.arange(keys.shape[-2]) + self.cumulative_length
+            codes, scales = zip(*map(quantized, (keys, values)), strict=True)
+            for one, new in zip(self.scales, scales, strict=True):
+                one.index_copy_(2, places, new)
+            return [one.to(keys.dtype) * scale for one, scale in zip(super().update(*codes), self.scales, strict=True)]
+
+    return transformers.Cache(layers=[Int8Layer(max_cache_len=PROMPT + STEPS) for _ in range(layers)])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPTNeoXForCausalLM"])
+def test_a_cache_of_codes(name):
+    torch._dynamo.reset()
+    model, tokens = decoder(name), torch.randint(5, 300, (1, PROMPT), generator=torch.Generator().manual_seed(1))
+    expected = generated(model, tokens, past_key_values=cache_of_codes(2))
+    fp.optimize(model, **OPTIONS)
+    check(expected, generated(model, tokens, past_key_values=cache_of_codes(2)))
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_an_assistant_proposes_tokens():

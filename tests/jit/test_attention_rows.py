@@ -61,7 +61,7 @@ def attended(tensors, scale=0.3, threads=2, **how):
 
 
 def exact(tensors, scale=0.3):
-    wide = {name: tensor.double() for name, tensor in tensors.items()}
+    wide = {name: tensor.double() * tensors.get(f"{name}_scales", 1.0) for name, tensor in tensors.items()}
     keys, values = (
         torch.cat([wide[name] for name in (f"past_{kind}", kind) if name in wide], 2) for kind in ("key", "value")
     )
@@ -146,3 +146,17 @@ def test_rows_that_vectors_do_not_divide_and_long_rows_have_no_kernel(isa, depth
 def test_bf16(queries, past, keys, depth, width):
     tensors = problem(3, queries, past, keys, depth, width, [(2, 1, 1), (1, 3, queries)], torch.bfloat16)
     torch.testing.assert_close(attended(tensors), exact(tensors).bfloat16(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("coded", [("key", "value"), ("past_key", "past_value"), ("value",)])
+@pytest.mark.parametrize(("queries", "past", "keys"), [(1, 1, 1), (5, 130, 67)])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=BF16)])
+def test_keys_and_values_as_codes(isa, coded, queries, past, keys, dtype):
+    if dtype is torch.bfloat16 and isa.lanes == 8:
+        pytest.skip("AVX2 has no bf16")
+    tensors = problem(2, queries, past, keys, 64, 48, [(1, 2, 1)], dtype)
+    for name in coded:
+        tensors[name] = torch.randint(-128, 128, tensors[name].shape, dtype=torch.int8)
+        tensors[f"{name}_scales"] = (torch.rand(*tensors[name].shape[:-1], 1) / 64).to(dtype)
+    tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+    torch.testing.assert_close(attended(tensors), exact(tensors).to(dtype), rtol=tolerance, atol=tolerance)

@@ -233,6 +233,25 @@ def test_operands_that_do_not_fit_are_refused(changes, message):
         emit(graph, "attention", inputs, Attention())
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"key": TensorType((2, 3, 16, 10), "s8")}, "key is s8; codes are s8 and have scales, key_scales, others"),
+        ({"value_scales": TensorType((2, 3, 10, 1))}, "value is f32; codes are s8"),
+        (
+            {"key": TensorType((2, 3, 16, 10), "s8"), "key_scales": TensorType((2, 3, 10, 1))},
+            r"key_scales is f32\[2,3,10,1\]; it must be f32 of \(2, 3, 1, 10\), a scale for each key",
+        ),
+    ],
+)
+def test_codes_without_their_scales_are_refused(changes, message):
+    types = {name: TensorType(dims) for name, dims in (("src", (2, 3, 24, 16)), ("key", (2, 3, 16, 10)))}
+    types |= {"value": TensorType((2, 3, 10, 16)), **changes}
+    graph = Graph("test")
+    with pytest.raises(ShapeError, match=message):
+        emit(graph, "attention", {name: graph.input(name, type_) for name, type_ in types.items()}, Attention())
+
+
 def test_a_limit_without_keys_is_refused():
     with pytest.raises(ShapeError, match="at least 0"):
         Attention(1.0, -1)

@@ -12,6 +12,8 @@ from fmtprop import dnnl
 
 BATCH, HEADS, WIDTH = 2, 4, 32
 
+BF16 = pytest.mark.skipif(not dnnl.supports("bf16"), reason="this CPU has no bf16")
+
 
 def repeated(x, count):
     """Repeat each head, as models of transformers do."""
@@ -22,10 +24,10 @@ def repeated(x, count):
 class Step(nn.Module):
     """Heads of tokens attend to the keys and values of earlier tokens, and to their own."""
 
-    def __init__(self, groups=HEADS, mask=None, join=True, scale=WIDTH**-0.5) -> None:
+    def __init__(self, groups=HEADS, mask=None, join=True, scale=WIDTH**-0.5, repeats=True) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.groups, self.mask, self.join, self.scale = groups, mask, join, scale
+        self.groups, self.mask, self.join, self.scale, self.repeats = groups, mask, join, scale, repeats
         self.q, self.k, self.v = (nn.Linear(16, n * WIDTH) for n in (HEADS, groups, groups))
 
     def heads(self, x, layer, count):
@@ -37,10 +39,11 @@ class Step(nn.Module):
 
     def forward(self, x, keys, values):
         keys, values = self.keys_and_values(x, keys, values)
-        if self.groups != HEADS:
+        if self.groups != HEADS and self.repeats:
             keys, values = (repeated(t, HEADS // self.groups) for t in (keys, values))
         mask = None if self.mask is None else self.mask(x.shape[1], keys.shape[2])
-        return F.scaled_dot_product_attention(self.heads(x, self.q, HEADS), keys, values, mask, scale=self.scale)
+        how = {"scale": self.scale, "enable_gqa": not self.repeats}
+        return F.scaled_dot_product_attention(self.heads(x, self.q, HEADS), keys, values, mask, **how)
 
 
 def inputs(tokens=1, past=20, groups=HEADS):
@@ -70,6 +73,11 @@ STEPS = {
     "a mask of each head": (Step(mask=lambda q, k: torch.arange(HEADS * k).view(HEADS, 1, k) / 50), inputs()),
     "several tokens of a group": (Step(groups=2, mask=causal), inputs(2, groups=2)),
     "tokens of a group before the cache": (Step(groups=2, mask=causal, join=False), inputs(5, groups=2)),
+    "heads that PyTorch lets share keys": (Step(groups=2, repeats=False), inputs(groups=2)),
+    "several tokens and a mask for heads that share keys": (
+        Step(groups=1, mask=causal, repeats=False),
+        inputs(3, groups=1),
+    ),
     "a mask of each head of a group": (
         Step(groups=2, mask=lambda q, k: torch.arange(HEADS * k).view(HEADS, 1, k) / 50),
         inputs(groups=2),
@@ -141,9 +149,70 @@ def test_exact_special_values_are_those_of_pytorch():
     torch.testing.assert_close(net(x, keys, values), module(x, keys, values), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-@pytest.mark.skipif(not dnnl.supports("bf16"), reason="this CPU has no bf16")
+@BF16
 def test_the_callers_keys_are_read_as_they_are():
     net, got, expected = compiled(Step(), inputs(), dtype="bf16")
     (node,) = found(net)
     assert {net.graph.type_of(value).dtype.value for value in net.graph.inputs(node.name).values()} == {"f32"}
+    assert (got - expected).abs().max() <= 3e-2 * expected.abs().max()
+
+
+def quantized(x):
+    """Return codes, and a scale for each token of a head."""
+    scales = x.abs().amax(-1, keepdim=True) / 127
+    return (x / scales).round().to(torch.int8), scales
+
+
+class Codes(Step):
+    """Earlier keys and values are codes with scales; `decode` makes numbers of them."""
+
+    def __init__(self, decode, **how) -> None:
+        super().__init__(**how)
+        self.decode = decode
+
+    def forward(self, x, keys, key_scales, values, value_scales):
+        return super().forward(x, self.decode(keys, key_scales, x), self.decode(values, value_scales, x))
+
+
+def coded(x, *caches):
+    return (x, *(tensor for cache in caches for tensor in quantized(cache)))
+
+
+@pytest.mark.parametrize("join", [True, False])
+@pytest.mark.parametrize("groups", [HEADS, 2])
+@pytest.mark.parametrize("dtype", ["f32", pytest.param("bf16", marks=BF16)])
+def test_keys_that_are_codes_are_read_as_codes(join, groups, dtype):
+    type_ = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    module = Codes(lambda codes, scales, x: codes.to(x.dtype) * scales, groups=groups, join=join).to(type_)
+    net, got, expected = compiled(module, coded(*(tensor.to(type_) for tensor in inputs(groups=groups))))
+    (node,) = found(net)
+    read = {name: net.graph.type_of(value).dtype.value for name, value in net.graph.inputs(node.name).items()}
+    assert {name for name, one in read.items() if one == "s8"} == (
+        {"past_key", "past_value"} if join else {"key", "value"}
+    )
+    assert node.choice.impl.startswith("attention_rows")
+    tolerance = {"f32": 1e-5, "bf16": 2e-2}[dtype]
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "decode",
+    [
+        lambda codes, scales, x: codes.to(x.dtype) * scales[..., :1, :],  # one for all tokens
+        lambda codes, scales, x: codes.to(x.dtype) * scales.expand_as(codes),  # one for each number
+        lambda codes, scales, x: codes.to(x.dtype) + scales,
+        lambda codes, scales, x: codes.to(torch.int16).to(x.dtype) * scales,
+        lambda codes, scales, x: codes.abs().to(x.dtype) * scales,
+    ],
+)
+def test_other_numbers_of_codes_are_right(decode):
+    _, got, expected = compiled(Codes(decode), coded(*inputs()))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@BF16
+def test_codes_of_a_lowered_model_are_read_as_codes():
+    module = Codes(lambda codes, scales, x: codes.to(x.dtype) * scales)
+    net, got, expected = compiled(module, coded(*inputs()), dtype="bf16")
+    assert {"s8"} < {net.graph.type_of(value).dtype.value for value in net.graph.inputs(found(net)[0].name).values()}
     assert (got - expected).abs().max() <= 3e-2 * expected.abs().max()

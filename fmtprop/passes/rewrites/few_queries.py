@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import permutations
 from math import inf
 
 import torch
 
 from fmtprop.ir import Graph, Node, Value, opdef
+from fmtprop.layout import DataType
 from fmtprop.ops import Attention, Binary, Concat, Eltwise, Permute, Reduction, Reshape, Softmax
+from fmtprop.ops.host_call import is_conversion
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, constant, insert, is_constant, only_reader
 from fmtprop.passes.rewrites.few_rows import repeated_matrix
@@ -39,12 +42,14 @@ class FewQueries(NodePass):
     def _visit(self, graph: Graph, node: Node) -> None:
         if not is_product(graph, node) or node.post_ops:
             return
-        softmax, last = graph.node(graph.inputs(node.name)["src"].node), node.results[0].ndim - 1
+        softmax = _behind_reshape(graph, graph.inputs(node.name)["src"])
+        scores = softmax.results[0].dims if softmax.results else ()
         # the gradient of a softmax has the same attributes
-        if softmax.op != "softmax" or softmax.attrs != Softmax(last) or node.results[0].dims[-2] > _MOST_QUERIES:
+        is_softmax = softmax.op == "softmax" and softmax.attrs == Softmax(len(scores) - 1)
+        if not is_softmax or len(scores) != node.results[0].ndim or scores[-2] > _MOST_QUERIES:
             return
         found = Scores(graph)
-        product = found.product(graph.inputs(softmax.name)["src"])
+        product = found.product(graph.inputs(softmax.name)["src"], grouped=True)
         if product is None or product.post_ops or only_reader(graph, Value(softmax.name)) is None:
             return
         blanked = _blanked(graph, node, found)
@@ -54,12 +59,18 @@ class FewQueries(NodePass):
         keys, values = _Matrix(graph, product, by_column=True), _Matrix(graph, node, by_column=False)
         masks = [mask for mask in found.masks if not _is_zero(graph, mask)]
         types = {graph.type_of(value).dtype for value in (src, *masks, *keys.parts, *values.parts)}
-        alike = types == {node.results[0].dtype} and (keys.sharing, keys.sizes) == (values.sharing, values.sizes)
-        if alike and _fits(graph, node, src, keys) and _fit(graph, product, masks):
+        alike = types == {node.results[0].dtype} and (keys.batch, keys.sizes) == (values.batch, values.sizes)
+        if alike and _fits(graph, node, src, keys) and _fit(graph, scores, masks) and _shares(scores, keys):
             attrs = Attention(found.scale, blanks=blanked is not None)
-            _replace(graph, node, attrs, src, keys, values, masks)
+            _replace(graph, node, attrs, scores, src, keys, values, masks)
             if blanked is not None:
                 bypass(graph, blanked, [graph.inputs(blanked.name)["src_0"]])
+
+
+def _behind_reshape(graph: Graph, value: Value) -> Node:
+    """Return the node that makes a tensor, or what a reshape makes it of: rows of heads that share keys."""
+    node = graph.node(value.node)
+    return graph.node(graph.inputs(node.name)["src"].node) if isinstance(node.attrs, Reshape) else node
 
 
 def _fits(graph: Graph, node: Node, src: Value, keys: _Matrix) -> bool:
@@ -74,38 +85,48 @@ def _fits(graph: Graph, node: Node, src: Value, keys: _Matrix) -> bool:
     )
 
 
-def _fit(graph: Graph, product: Node, masks: list[Value]) -> bool:
+def _fit(graph: Graph, scores: tuple[int, ...], masks: list[Value]) -> bool:
     """Return whether the kernel takes so many masks, and each has a number for each key."""
-    scores = product.results[0].dims
     dims = [graph.type_of(mask).dims for mask in masks]
     return all(len(one) == len(scores) and one[-1] == scores[-1] for one in dims) and len(masks) <= _MOST_MASKS
 
 
+def _shares(scores: tuple[int, ...], keys: _Matrix) -> bool:
+    """Return whether consecutive heads of the scores share keys, and nothing else is repeated."""
+    return scores[-1] == sum(keys.sizes) and scores[:-3] == keys.batch[:-1] and scores[-3] % keys.batch[-1] == 0
+
+
 def _replace(
-    graph: Graph, node: Node, attrs: Attention, src: Value, keys: _Matrix, values: _Matrix, masks: list[Value]
-) -> None:
-    dims, sharing = node.results[0].dims, keys.sharing
-    operands = {"src": src} | {f"mask_{number}": mask for number, mask in enumerate(masks)}
+    graph: Graph, node: Node, attrs: Attention, scores: tuple[int, ...], src: Value, keys: _Matrix, values: _Matrix,
+    masks: list[Value],
+) -> None:  # fmt: skip
+    *batch, heads, queries, _ = scores
+    groups = keys.batch[-1]
+    operands = {f"mask_{number}": mask for number, mask in enumerate(masks)}
     names = ("past_", "") if len(keys.parts) > 1 else ("",)
     for name, key, value in zip(names, keys.parts, values.parts, strict=True):
-        if keys.view is not None:
-            key = insert(graph, node, keys.view, src=key)
-        operands |= {f"{name}key": key, f"{name}value": value}
-    if sharing > 1:
+        for kind, part, matrix in (("key", key, keys), ("value", value, values)):
+            for suffix, stored in matrix.stored(part).items():
+                turned = stored if matrix.view is None else insert(graph, node, matrix.view, src=stored)
+                operands[f"{name}{kind}{suffix}"] = turned
+    if heads > groups:
+        src = insert(
+            graph, node, Reshape((*batch, groups, heads // groups, queries, graph.type_of(src).dims[-1])), src=src
+        )
         operands = {
-            name: insert(graph, node, Reshape(_by_groups(graph.type_of(value).dims, dims[-3], sharing)), src=value)
+            name: insert(graph, node, Reshape(_by_groups(graph.type_of(value).dims, groups)), src=value)
             for name, value in operands.items()
         }
-    result = insert(graph, node, attrs, **operands)
-    if sharing > 1:
-        result = insert(graph, node, Reshape(dims), src=result)
+    result = insert(graph, node, attrs, src=src, **operands)
+    if heads > groups:
+        result = insert(graph, node, Reshape(node.results[0].dims), src=result)
     bypass(graph, node, [result])
 
 
-def _by_groups(dims: tuple[int, ...], heads: int, sharing: int) -> tuple[int, ...]:
+def _by_groups(dims: tuple[int, ...], groups: int) -> tuple[int, ...]:
     """Return the dims with an axis for the heads of a group, of size 1 where all of them have the same numbers."""
-    group = sharing if dims[-3] == heads else 1
-    return (*dims[:-3], dims[-3] // group, group, *dims[-2:])
+    heads = dims[-3]
+    return (*dims[:-3], 1, 1, *dims[-2:]) if heads == 1 else (*dims[:-3], groups, heads // groups, *dims[-2:])
 
 
 def _blanked(graph: Graph, node: Node, found: Scores) -> Node | None:
@@ -131,7 +152,7 @@ def _blanked(graph: Graph, node: Node, found: Scores) -> Node | None:
 
 
 class _Matrix:
-    """The keys or values that a product reads: their parts, and how many heads share them."""
+    """The keys or values that a product reads, as they are before they are repeated for heads that share them."""
 
     def __init__(self, graph: Graph, product: Node, *, by_column: bool) -> None:
         self.graph, self.view = graph, None
@@ -142,11 +163,11 @@ class _Matrix:
         if by_column and graph.node(value.node).attrs == transposed:
             self.view, self.axis = transposed, ndim - 2
             value = graph.inputs(value.node)["src"]
-        #: how many consecutive heads read the same matrix
-        self.sharing = 1
         matrix = repeated_matrix(graph, graph.node(value.node))
         if matrix is not None and graph.type_of(matrix).ndim == ndim:
-            self.sharing, value = graph.type_of(value).dims[-3] // graph.type_of(matrix).dims[-3], matrix
+            value = matrix
+        #: sizes of the batch axes, without the repetition for heads that share a matrix
+        self.batch = graph.type_of(value).dims[:-2]
         #: two tensors that follow one another, or the whole
         self.parts = [value]
         if graph.node(value.node).attrs == Concat(self.axis) and len(graph.inputs(value.node)) == 2:
@@ -156,6 +177,21 @@ class _Matrix:
     def sizes(self) -> tuple[int, ...]:
         """Number of keys or values of each part."""
         return tuple(self.graph.type_of(part).dims[self.axis] for part in self.parts)
+
+    def stored(self, part: Value) -> dict[str, Value]:
+        """Return a part as it is stored: it, or codes and their scales, of which a conversion and a product make it."""
+        graph, decoded, type_ = self.graph, self.graph.node(part.node), self.graph.type_of(part)
+        if decoded.attrs != Binary("mul") or decoded.post_ops or self.axis != type_.ndim - 2:
+            return {"": part}
+        for made, scales in permutations(graph.inputs(decoded.name).values()):
+            conversion = graph.node(made.node)
+            if not is_conversion(conversion.attrs) or graph.type_of(made) != type_:
+                continue
+            codes = graph.inputs(conversion.name)["src_0"]
+            is_coded = graph.type_of(codes).dtype is DataType.S8
+            if is_coded and graph.type_of(scales) == type_.with_dims((*type_.dims[:-1], 1)):
+                return {"": codes, "_scales": scales}
+        return {"": part}
 
 
 def _is_zero(graph: Graph, mask: Value) -> bool:

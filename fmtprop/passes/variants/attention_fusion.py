@@ -12,7 +12,7 @@ import torch
 
 from fmtprop.ir import Graph, Node, Value
 from fmtprop.ir.tensors import materialise, torch_dtype
-from fmtprop.ops import Attention, Binary, Eltwise, MatMul, Softmax, Sum
+from fmtprop.ops import Attention, Binary, Eltwise, MatMul, Reshape, Softmax, Sum
 from fmtprop.passes.editing import own_producer
 from fmtprop.passes.variants.depthwise_fusion import Fused
 
@@ -68,14 +68,20 @@ class Scores:
         self.masks: list[Value] = []
         self.covers: list[str] = []
 
-    def product(self, value: Value) -> Node | None:
-        """Return the product of queries and keys; None if the nodes before the softmax are others."""
+    def product(self, value: Value, *, grouped: bool = False) -> Node | None:
+        """Return the product of queries and keys; None if the nodes before the softmax are others.
+
+        `grouped`: whether a reshape may follow it, of rows of heads that share keys.
+        """
         node = own_producer(self.graph, value)
         while node is not None:
             self.covers.append(node.name)
             if is_product(self.graph, node):
                 return node if self._takes_post_ops(node) else None
             inputs = self.graph.inputs(node.name)
+            if grouped and isinstance(node.attrs, Reshape):
+                product = own_producer(self.graph, inputs["src"])
+                return product if product is not None and is_product(self.graph, product) else None
             if node.post_ops or not self._takes(node.attrs, inputs.get("src_1")):
                 return None
             following = inputs.get("src_0") or inputs["src"]
