@@ -19,7 +19,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from fmtprop.capture.fx_import import copied
+from fmtprop.capture.fx_import import copied, is_in_place
 from fmtprop.capture.in_place import ALIAS, functional_form
 from fmtprop.ops.pytorch import OpOverload, TorchDispatchMode, is_traceable_wrapper_subclass, tree_map_only
 
@@ -92,14 +92,14 @@ class _ProgramRewrite:
                 if target is _CHECKED:
                     self._graph.erase_node(node)
                     continue
-                if not _tensors(node.meta.get("val")) and not _changes(node):
+                if not _tensors(node.meta.get("val")) and not is_in_place(node):
                     continue  # a size, or a check of sizes
                 if not isinstance(target, OpOverload) or not _has_known_sizes(node):
                     raise _LeftToPyTorch
                 if _may_be_view(node):
                     self._take_apart(node)
                     continue
-                if target._schema.is_mutable:
+                if is_in_place(node):
                     in_place.append(node)
             self._note(node)
         for node in in_place:
@@ -271,10 +271,6 @@ def _memory_of(tensor: torch.Tensor) -> int:
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [one for one in (value if isinstance(value, list | tuple) else [value]) if isinstance(one, torch.Tensor)]
-
-
-def _changes(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _has_known_sizes(node: fx.Node) -> bool:

@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from fmtprop.archive.source_text import check_keywords, check_parameter
 from fmtprop.capture.call_by_call import made_functional
 from fmtprop.capture.export_failures import first_lines
+from fmtprop.capture.fx_import import is_in_place
 from fmtprop.capture.in_place import shows_a_source, with_aliases, with_copies, with_windows
 from fmtprop.capture.pytorch import names_of_operators
 from fmtprop.capture.run_time_checks import drop_checks, index_by_tensors
@@ -87,15 +88,14 @@ def _composites(program: ExportedProgram) -> dict[OpOverload, Callable[..., Any]
     """
     nodes = [node for node in program.graph.nodes if isinstance(node.target, OpOverload)]
     apart = {node.target for node in nodes if node.target.namespace not in ("aten", "prims", "fmtprop")}
-    if any(node.target._schema.is_mutable for node in nodes):
+    if any(map(is_in_place, nodes)):
         apart |= {node.target for node in nodes if shows_a_source(node)}
     return {one: partial(one._op_dk, _COMPOSITE) for one in apart if one._can_decompose()}
 
 
 def _changing(program: ExportedProgram) -> str:
     """Return the calls that change tensors in place, for a message."""
-    targets = (node.target for node in program.graph.nodes)
-    names = {str(one) for one in targets if isinstance(one, OpOverload) and one._schema.is_mutable}
+    names = {str(node.target) for node in program.graph.nodes if is_in_place(node)}
     return f"tensors ({', '.join(sorted(names))})" if names else "views"
 
 

@@ -152,6 +152,11 @@ def copied(graph: fx.Graph) -> fx.Graph:
     return made
 
 
+def is_in_place(node: fx.Node) -> bool:
+    """Return whether a call of an overload changes a tensor."""
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
 def _is_complex(node: fx.Node) -> bool:
     """Return whether a call reads or returns a complex tensor."""
     recorded = [at.meta.get("val") for at in (node, *node.all_input_nodes)]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fmtprop.capture.fx_import import copied
+from fmtprop.capture.fx_import import copied, is_in_place
 from fmtprop.errors import ImportModelError
 from fmtprop.ops.pytorch import OpOverload, is_alias
 
@@ -90,7 +90,7 @@ def _is_off(node: fx.Node) -> bool:
 def _writes(node: fx.Node) -> bool:
     """Return whether a call changes a tensor in place, in an exported or in a captured program."""
     is_copy = node.op == "call_method" and node.target == "copy_"
-    return is_copy or node.target is setitem or (isinstance(node.target, OpOverload) and node.target._schema.is_mutable)
+    return is_copy or node.target is setitem or is_in_place(node)
 
 
 def _changes(node: fx.Node) -> bool:

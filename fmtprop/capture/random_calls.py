@@ -131,19 +131,24 @@ def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: fx.Node, kw
 def drawer(node: fx.Node) -> Draw | None:
     """Return a function that draws the numbers of a call; None if the call draws none."""
     if node.target not in (_noise, _filled):
-        if not isinstance(node.target, OpOverload):
-            return None
-        names = (argument.name for argument in node.target._schema.arguments)
-        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-        if not draws_random_numbers(node.target, given):
+        if not is_random(node):
             return None
         if str(node.target) not in _DRAWS:
             raise ImportModelError(
                 f"{node.name}: {node.target} draws random numbers that depend on values of the model; use dropout, or "
                 "draw them outside and pass them as an input"
             )
-    target, args, kwargs = node.target, node.args, dict(node.kwargs)
+    target: Any = node.target
+    args, kwargs = node.args, dict(node.kwargs)
     return lambda: target(*map(_stand_in, args), **kwargs)
+
+
+def is_random(node: fx.Node) -> bool:
+    """Return whether a call of an overload draws random numbers."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    names = (argument.name for argument in node.target._schema.arguments)
+    return draws_random_numbers(node.target, {**dict(zip(names, node.args, strict=False)), **node.kwargs})
 
 
 def _stand_in(argument: Any) -> Any:

@@ -17,10 +17,10 @@ from torch import fx
 
 from fmtprop.capture.binding import is_dense
 from fmtprop.capture.call_import import importers
-from fmtprop.capture.fx_import import copied, placeholders, results_of
+from fmtprop.capture.fx_import import copied, is_in_place, placeholders, results_of
+from fmtprop.capture.random_calls import is_random
 from fmtprop.ir.op import opdef
-from fmtprop.ops.host_call import WritingPart, draws_random_numbers, in_place_form
-from fmtprop.ops.pytorch import OpOverload
+from fmtprop.ops.host_call import WritingPart, in_place_form
 from fmtprop.training.views import base_of
 
 _ATEN = torch.ops.aten
@@ -124,7 +124,7 @@ def parted(module: fx.GraphModule, constants: frozenset[int], *, own_views: bool
     """
     by_shape = not has_fixed_products(module, constants)
     calls = list(_calls(module))
-    random = {node for node in calls if _is_random(node)}
+    random = {node for node in calls if is_random(node)}
     theirs = {n for n in calls if n in random or _writes(n) or (not by_shape and _meets_symbols(n))}
     if not theirs:
         return [Piece(module, constants, (), (), is_ours=True)]
@@ -220,7 +220,7 @@ def without_repeats(module: fx.GraphModule) -> fx.GraphModule:
     own = {base_of(one) for one in results_of(module) if isinstance(one, fx.Node)}
     known: dict[object, fx.Node] = {}
     for node in _calls(module):
-        if _writes(node) or _is_random(node) or base_of(node) in own:
+        if _writes(node) or is_random(node) or base_of(node) in own:
             continue
         first = known.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
         if first is not node:
@@ -303,16 +303,7 @@ def _is_product(node: fx.Node) -> bool:
 
 
 def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, WritingPart) or (
-        isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-    )
-
-
-def _is_random(node: fx.Node) -> bool:
-    if not isinstance(node.target, OpOverload):
-        return False
-    names = (argument.name for argument in node.target._schema.arguments)
-    return draws_random_numbers(node.target, {**dict(zip(names, node.args, strict=False)), **node.kwargs})
+    return isinstance(node.target, WritingPart) or is_in_place(node)
 
 
 def _calls(module: fx.GraphModule) -> Iterator[fx.Node]:
