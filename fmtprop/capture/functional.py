@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +10,11 @@ import torch
 from torch import fx
 
 from fmtprop.capture.binding import Binding, BoundaryMaker, Source
-from fmtprop.capture.fx_import import Calls, import_calls, placeholders, results_of
+from fmtprop.capture.fx_import import Calls, base_of, import_calls, placeholders, results_of
 from fmtprop.capture.torch_call import check_real, tensor_type
 from fmtprop.ir import Graph, Value
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
-from fmtprop.ops.pytorch import OpOverload
 
 
 @dataclass(frozen=True)
@@ -64,10 +62,10 @@ def import_functional(
     for result, origin in found[:own]:
         if not isinstance(result, Value):
             results.append(("fixed", result))
-        elif result in places and holder(origin).op == "placeholder":
+        elif result in places and base_of(origin).op == "placeholder":
             results.append(("input", places[result]))
         else:
-            if (key := (result, holder(origin))) not in outputs:
+            if (key := (result, base_of(origin))) not in outputs:
                 outputs[key] = len(outputs)
                 maker.add_output(result, origin)
             results.append(("output", outputs[key]))
@@ -81,18 +79,3 @@ def import_functional(
         verify(graph, Stage.IMPORTED)
     read = [places[Value(node.name)] for node in graph.input_nodes]
     return Functional(graph, maker.boundary, Binding(read, results, written))
-
-
-def holder(node: fx.Node) -> fx.Node:
-    """Return the node that made the memory of a tensor: for a view, it is the source of the view."""
-    while (source := _viewed(node)) is not None:
-        node = source
-    return node
-
-
-def _viewed(node: fx.Node) -> fx.Node | None:
-    """Return the tensor that a node is a view of, or a part of its views."""
-    if node.target is operator.getitem:
-        views: Any = node.args[0]
-        return _viewed(views)
-    return node.all_input_nodes[0] if isinstance(node.target, OpOverload) and node.target.is_view else None

@@ -152,6 +152,21 @@ def copied(graph: fx.Graph) -> fx.Graph:
     return made
 
 
+def base_of(node: fx.Node) -> fx.Node:
+    """Return the node that made the memory of a tensor: for a view, it is the source of the view."""
+    while (source := viewed(node)) is not None:
+        node = source
+    return node
+
+
+def viewed(node: fx.Node) -> fx.Node | None:
+    """Return the tensor that a node is a view of, or a part of its views; None for other nodes."""
+    if node.target is operator.getitem:
+        views: Any = node.args[0]
+        return viewed(views) if isinstance(views, fx.Node) else None
+    return node.all_input_nodes[0] if isinstance(node.target, OpOverload) and node.target.is_view else None
+
+
 def is_in_place(node: fx.Node) -> bool:
     """Return whether a call of an overload changes a tensor."""
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable

@@ -14,8 +14,7 @@ import torch
 from torch import fx
 
 from fmtprop.capture.binding import Binding, BoundaryMaker, Source, is_dense
-from fmtprop.capture.functional import holder
-from fmtprop.capture.fx_import import import_calls, placeholders, results_of
+from fmtprop.capture.fx_import import base_of, import_calls, placeholders, results_of
 from fmtprop.capture.random_calls import Draw, drawer, drawn_first
 from fmtprop.errors import ImportModelError
 from fmtprop.ir import Graph, Value
@@ -148,13 +147,13 @@ class _JointImporter(BoundaryMaker):
     def _output(self, result: Any, origin: Any, layout: Any) -> Source:
         if not isinstance(result, Value):
             return "fixed", result
-        if (base := holder(origin)).op == "placeholder":
+        if (base := base_of(origin)).op == "placeholder":
             place = self.places.get(result)
             if isinstance(place, int):
                 return "input", place
             position = placeholders(self.programs[0]).index(base)
             return "part", lambda args: _part_of(args[position], base, origin)
-        kind, place = self._made_output(result, origin, self.made, (result, holder(origin)), "")
+        kind, place = self._made_output(result, origin, self.made, (result, base_of(origin)), "")
         return (kind, place) if layout is None else ("view", lambda outputs: outputs[place].as_strided(*layout))
 
     def _saved(self, value: Any, origin: Any) -> Source:
@@ -165,7 +164,7 @@ class _JointImporter(BoundaryMaker):
         place = self.places.get(storage(self.graph, value))
         if isinstance(place, int):
             return "input", place
-        key = value, holder(origin)
+        key = value, base_of(origin)
         return ("output", self.made[key]) if key in self.made else ("fixed", None)
 
     def _gradient(self, value: Any, origin: Any, made: dict[object, int]) -> Source:
@@ -192,7 +191,7 @@ def _with_viewed(program: fx.GraphModule, count: int) -> fx.GraphModule:
 
 def _viewed(result: Any) -> Any:
     """Return the tensor of which a result is a view; itself where the plan must make it."""
-    base = holder(result) if isinstance(result, fx.Node) else result
+    base = base_of(result) if isinstance(result, fx.Node) else result
     if base is result or base.op == "placeholder":
         return result
     whole = base.meta.get("val")

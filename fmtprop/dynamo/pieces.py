@@ -17,11 +17,10 @@ from torch import fx
 
 from fmtprop.capture.binding import is_dense
 from fmtprop.capture.call_import import importers
-from fmtprop.capture.fx_import import copied, is_in_place, placeholders, results_of
+from fmtprop.capture.fx_import import base_of, copied, is_in_place, placeholders, results_of
 from fmtprop.capture.random_calls import is_random
 from fmtprop.ir.op import opdef
 from fmtprop.ops.host_call import WritingPart, in_place_form
-from fmtprop.training.views import base_of
 
 _ATEN = torch.ops.aten
 

@@ -15,8 +15,8 @@ import torch
 from torch import fx
 
 from fmtprop import dnnl
-from fmtprop.capture.functional import holder, import_functional
-from fmtprop.capture.fx_import import placeholders, results_of
+from fmtprop.capture.functional import import_functional
+from fmtprop.capture.fx_import import base_of, placeholders, results_of
 from fmtprop.capture.joint import Joint, import_joint
 from fmtprop.capture.random_calls import with_draws
 from fmtprop.compiling.compiled import CompiledModel
@@ -110,7 +110,7 @@ class TrainingStep:
         """
         inputs, saved = placeholders(self.programs[0]), results_of(self.programs[0])[self.outputs :]
         sources = self._made[0].forward.results[self.outputs :] if self._made is not None else ()
-        copied = [source for source, one in zip(sources, saved, strict=False) if holder(one) not in inputs]
+        copied = [source for source, one in zip(sources, saved, strict=False) if base_of(one) not in inputs]
         return tuple(
             position
             for position in range(len(inputs))

@@ -7,7 +7,6 @@ their own, and the views.
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fmtprop.capture.fx_import import placeholders, results_of
+from fmtprop.capture.fx_import import base_of, placeholders, results_of, viewed
 from fmtprop.ops.pytorch import OpOverload
 
 _ATEN = torch.ops.aten
@@ -81,25 +80,8 @@ def _must_be_view(result: fx.Node, shared: Counter[fx.Node]) -> bool:
     while node is not base:
         if isinstance(node.target, OpOverload) and node.target.overloadpacket not in _WHOLE:
             return True
-        node = _source(node)
+        node = node.all_input_nodes[0]
     return False
-
-
-def base_of(node: fx.Node) -> fx.Node:
-    """Return the node of which a result is a view; the node itself if it is none."""
-    while _is_view(node):
-        node = _source(node)
-    return node
-
-
-def _source(view: fx.Node) -> fx.Node:
-    return view.all_input_nodes[0]
-
-
-def _is_view(node: fx.Node) -> bool:
-    if node.target is operator.getitem:
-        return isinstance(node.args[0], fx.Node) and _is_view(node.args[0])
-    return node.op == "call_function" and isinstance(node.target, OpOverload) and node.target.is_view
 
 
 def _is_tensor(node: fx.Node) -> bool:
@@ -109,7 +91,7 @@ def _is_tensor(node: fx.Node) -> bool:
 def _read_by_views(view: fx.Node) -> Iterator[fx.Node]:
     """Yield the tensors that a view, its sizes and its views in between need, inputs left out."""
     for source in view.all_input_nodes:
-        if _is_view(source) or (source.op == "call_function" and not _is_tensor(source)):
+        if viewed(source) is not None or (source.op == "call_function" and not _is_tensor(source)):
             yield from _read_by_views(source)
         elif source.op != "placeholder":
             yield source
