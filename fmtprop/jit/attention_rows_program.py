@@ -129,20 +129,46 @@ class _AttentionRows(Program):
         self._find(_VALUE, f"{name}value")
         self.move(_LEFT, self.argument(f"{name}keys"))
         block = self._new_label()
+        done = f"done {block}"
         self.label(block)
         self.immediate("MOV_R32_IMM32", Register.EAX, BLOCK)
         self.emit("CMP_R64_RM64", _A, _LEFT)
         self.emit("CMOVA_R64_RM64", _A, _LEFT)
         self._keep(_KEYS, _A)
+        for mask in self._shared_masks:
+            shown = f"shown by {mask}, {block}"
+            self._look_at(mask, shown)
+            for kind, pointer in (("key", _KEY), ("value", _VALUE)):
+                self._step(f"{name}{kind}_row")
+                self.emit("IMUL_R64_RM64", _A, at(_FRAME, _KEYS))
+                self.add(pointer, _A)
+            self.branch("JMP_REL32_64", done)
+            self.label(shown)
         with self._as_numbers(name, "key", _KEY, self.shape.depth) as step:
             self._score_block(step)
         self._exponentials()
         with self._as_numbers(name, "value", _VALUE, self.shape.width) as step:
             self._results_of_block(step)
+        self.label(done)
         self.move(_A, at(_FRAME, _KEYS))
         self.emit("ADD_RM64_R64", at(_FRAME, _BEFORE), _A)
         self.emit("SUB_R64_RM64", _LEFT, _A)
         self.branch("JNE_REL32_64", block)
+
+    @property
+    def _shared_masks(self) -> list[str]:
+        return [name for name in self.shape.shared if name.startswith("mask")]
+
+    def _look_at(self, mask: str, shown: str) -> None:
+        """Jump to a label if a mask is not -inf for one of the block's keys."""
+        code, hidden = ("MOVZX_R32_RM16", 0xFF80) if self.bf16 else ("MOV_R32_RM32", 0xFF80 << 16)
+        self._find(_B, mask)
+        self.move(_D, at(_FRAME, _BEFORE))
+        with self.repeat(at(_FRAME, _KEYS), _COUNT):
+            self.emit(code, Register.EAX, at(_B, 0, _D, self.number_nbytes))
+            self.immediate("CMP_RM32_IMM32", Register.EAX, hidden - (hidden >> 31 << 32))
+            self.branch("JNE_REL32_64", shown)
+            self.advance(1, _D)
 
     @contextmanager
     def _as_numbers(self, part: str, kind: str, pointer: int, size: int) -> Iterator[str | int]:
@@ -292,7 +318,7 @@ class _AttentionRows(Program):
         totals, free = [self.register(index) for index in range(lanes)], self.register(lanes)
         scale, added, limit, existing = (self.register(lanes + 1 + index) for index in range(4))
         kept = [self.register(index) for index in range(lanes + 5, self.isa.registers)]
-        shared = [name for name in self.shape.shared if name.startswith("mask")]
+        shared = self._shared_masks
         # the missing keys, four bytes each
         self.emit("XOR_R32_RM32", Register.EDX, Register.EDX)
         self.emit("NEG_RM64", _COUNT)

@@ -112,6 +112,27 @@ def test_hidden_keys_have_no_weight(isa):
     assert (got[0] - expected[0]).abs().max() <= 1e-5 and got[1].isnan().all() and expected[1].isnan().all()
 
 
+@pytest.mark.parametrize("masks", [[(2, 1, 1)], [(1, 1, 1), (2, 1, 1)]])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=BF16)])
+@pytest.mark.parametrize("coded", [False, True])
+def test_blocks_of_hidden_keys_are_not_read(isa, masks, dtype, coded):
+    if dtype is torch.bfloat16 and isa.lanes == 8:
+        pytest.skip("AVX2 has no bf16")
+    tensors = problem(2, 3, 200, 70, 32, 32, masks, dtype)
+    if coded:
+        for name in ("past_key", "past_value"):
+            tensors[name] = torch.randint(-128, 128, tensors[name].shape, dtype=torch.int8)
+            tensors[f"{name}_scales"] = (torch.rand(*tensors[name].shape[:-1], 1) / 64).to(dtype)
+    mask = tensors[f"mask_{len(masks) - 1}"]
+    mask[0, ..., :131], mask[0, ..., 190:] = -torch.inf, -torch.inf
+    mask[1, ..., 3:] = -torch.inf
+    tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+    torch.testing.assert_close(attended(tensors), exact(tensors).to(dtype), rtol=tolerance, atol=tolerance)
+    numbers = tensors["past_value_scales" if coded else "past_value"]
+    numbers[0, :, :128] = torch.nan  # which no hidden key shows
+    assert attended(tensors).isfinite().all()
+
+
 def test_a_query_without_visible_keys_has_the_result_0(isa):
     tensors = problem(1, 2, 20, 3, 32, 32, [(2, 1, 2)])
     tensors["mask_0"][0, 0, 1] = tensors["mask_0"][1] = -torch.inf
