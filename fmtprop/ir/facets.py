@@ -192,6 +192,8 @@ class ByPyTorch:
     #: ``attrs -> operand`` of which the result is a copy with some numbers changed, which PyTorch can change in the
     #: operand itself; None for other ops
     changed: Callable[[Any], str | None] = _no_operand
+    #: ``attrs -> operand`` to whose memory PyTorch can write the result, number by number; None for other ops
+    overwritten: Callable[[Any], str | None] = _no_operand
 
 
 @dataclass(frozen=True)

@@ -214,6 +214,7 @@ ATEN = OpDef(
         any_strides=host_facts.any_strides,
         repeated=host_facts.repeated,
         changed=host_facts.changed,
+        overwritten=host_facts.overwritten,
         operator=operator,
     ),
     torch={

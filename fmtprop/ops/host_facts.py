@@ -117,6 +117,15 @@ def changed(attrs: HostCall) -> str | None:
     return first.name if is_part and in_place_form(prepared.function) is not None else None
 
 
+def overwritten(attrs: HostCall) -> str | None:
+    """Return the operand whose memory an element-wise call may write its result to."""
+    prepared = prepare(attrs)
+    first = (*prepared.args, None)[0]
+    if not isinstance(first, CallOperand) or first.is_complex or torch.Tag.pointwise not in prepared.function.tags:
+        return None
+    return first.name if in_place_form(prepared.function) is not None else None
+
+
 def _operand(attrs: HostCall, name: str) -> str | None:
     """Return the operand that is the argument of this name."""
     prepared = prepare(attrs)

@@ -149,7 +149,7 @@ class Implementation(ABC):
         return None
 
     def may_change(self, node: Node) -> str | None:
-        """Return the operand of which it can change a part of the numbers in place, instead of a copy."""
+        """Return the operand of which it can change numbers in place, where these are an input's new content."""
         return None
 
     def needs_check(self, node: Node) -> bool:

@@ -135,8 +135,11 @@ class ReferenceImplementation(Implementation):
         return _OperatorExecutable(by_operator=self.impl != MEANING)
 
     def may_change(self, node: Node) -> str | None:
-        """Return the operand that PyTorch's operator can change."""
-        return None if node.post_ops or self.impl == MEANING else opdef(node.op).pytorch.changed(node.attrs)
+        """Return the operand that PyTorch's operator can change: a part of it, or all of it."""
+        facts = opdef(node.op).pytorch
+        if node.post_ops or self.impl == MEANING:
+            return None
+        return facts.changed(node.attrs) or facts.overwritten(node.attrs)
 
     def needs_check(self, node: Node) -> bool:
         """Return whether it runs in another way than the reference: by an operator, or on strides."""

@@ -162,10 +162,31 @@ def test_a_plan_changes_rows_where_the_caller_has_them(write, is_turned, dtype):
     (only,) = regions
     (outcome,) = only.outcomes
     assert outcome.net is not None
-    # a transposed cache may get another order for its second write, and is copied back
-    assert len(outcome.net.plan.changed) == 1 or (is_turned and write is assign_twice)
+    # cache and counter; a transposed cache may get another order for its second write, and is copied back
+    assert len(outcome.net.plan.changed) == 2 or (is_turned and write is assign_twice)
     ways = [step.node.choice.impl for step in outcome.net.plan.steps if "index_copy" in str(step.node.attrs)]
     assert is_turned or all(way.startswith("put") for way in ways)
+
+
+def test_a_counter_is_written_in_place_after_its_last_reader():
+    linear = nn.Linear(16, 16)
+
+    def step(x, tokens, steps):
+        y = linear(x) + (torch.arange(1) + tokens)
+        tokens.add_(1)
+        old = steps * 2
+        steps.mul_(3)
+        return y, old
+
+    run, regions = compiled(step)
+    counters, expected = ([torch.tensor(5), torch.arange(1, 4)] for _ in range(2))
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(1, 16)
+            torch.testing.assert_close(run(x, *counters), step(x, *expected))
+            assert all(map(torch.equal, counters, expected))
+    ((outcome,),) = (one.outcomes for one in regions)
+    assert len(outcome.net.plan.changed) == 2
 
 
 def read_before_and_after(cache: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
