@@ -9,7 +9,7 @@ from __future__ import annotations
 from ctypes import addressof, c_float, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import islice, product
 from math import inf, prod
 from typing import Final
 
@@ -126,27 +126,39 @@ class AttentionRowsKernel(StandaloneKernel):
 
     def assembled(self) -> Kernel:
         """Return the code; problems that differ only in batch, keys and places share it."""
+        return self._code(self.queries)
+
+    def _code(self, queries: int) -> Kernel:
+        """Return the code for tasks of a number of queries."""
         own, bf16 = self._own, self.dtype is DataType.BF16
         shared = tuple(name for name, _ in self.tensors if name not in own)
-        shape = AttentionRowsShape(self.queries, self.depth, self.width, shared, own, bf16)
+        shape = AttentionRowsShape(queries, self.depth, self.width, shared, own, bf16)
         return assembled("attention_rows_program", "attention_rows", isa(), shape)
 
     def work(self, threads: int) -> StandaloneWork:
-        """Return the kernel with arguments; its tensors are set later."""
-        own, queries, lanes = self._own, self.queries, isa().lanes
-        places = dict(self.tensors)
-        tasks = [range(size) for size in self.batch[: self._outer]], [range(size) for size in self.batch[self._outer :]]
+        """Return the kernel with arguments; its tensors are set later.
+
+        Where there are fewer tasks than threads, several threads read the same keys, each for some of their queries.
+        """
+        nbytes = self.dtype.nbytes * prod(self.batch) * sum(self.keys) * (self.depth + self.width)
+        threads = threads_for(nbytes, threads)
+        divisors = (n for n in range(self.queries, 0, -1) if self.queries % n == 0)
+        queries = next(n for n in divisors if n == 1 or prod(self.batch) >= n * threads)
+        own, lanes, kernel, places = self._own, isa().lanes, self._code(queries), dict(self.tensors)
+        axes = [range(size) for size in self.batch]
+        outer, inner = axes[: self._outer], axes[self._outer :]
         starts = list[int]()
-        for task in product(*tasks[0]):
+        for task, first in product(product(*outer), range(0, self.queries, queries)):
             starts += [_start(one, task) for name, one in self.tensors if name not in own]
-            starts += [_start(places[name], (*task, *query)) for query in product(*tasks[1]) for name in own]
+            of_task = islice(product(*inner), first, first + queries)
+            starts += [_start(places[name], (*task, *query)) for query in of_task for name in own]
         offsets = (c_int64 * len(starts))(*starts)
         frame = 4 * queries * (2 + lanes + self.depth + self.width + BLOCK)
         frame += self.dtype.nbytes * BLOCK * max(self.depth, self.width) + 64
         rows = {f"{name}_row": one.row for name, one in self.tensors if name.endswith(_BY_KEY)}
         arguments = AttentionRowsArguments(
             offsets=addressof(offsets),
-            numbers=addressof(self.kernel.rows),
+            numbers=addressof(kernel.rows),
             tasks=prod(self.batch) // queries,
             entry=8 * (len(self.tensors) - len(own) + queries * len(own)),
             frame=FRAME_NBYTES + frame + 64,
@@ -160,8 +172,7 @@ class AttentionRowsKernel(StandaloneKernel):
             existing=(c_int32 * 32)(*(-1,) * lanes),
             **rows,
         )
-        nbytes = self.dtype.nbytes * prod(self.batch) * sum(self.keys) * (self.depth + self.width)
-        return StandaloneWork(self.kernel, arguments, threads_for(nbytes, threads), offsets)
+        return StandaloneWork(kernel, arguments, threads, offsets)
 
 
 def _start(tensor: Tensor, item: tuple[int, ...]) -> int:

@@ -96,6 +96,15 @@ def test_masks_of_each_head_and_query(isa):
     assert (attended(tensors) - exact(tensors)).abs().max() <= 1e-5
 
 
+@pytest.mark.parametrize("queries", [7, 8])
+def test_threads_share_the_queries_of_a_head(isa, queries):
+    tensors = problem(1, queries, 90, 12, 32, 48, [(1, 1, queries)])
+    first = attended(tensors, threads=1)
+    assert (first - exact(tensors)).abs().max() <= 1e-5
+    for threads in (2, 3, 6, 40):
+        assert torch.equal(attended(tensors, threads=threads), first)
+
+
 def test_tensors_in_other_places(isa):
     tensors = problem(3, 2, 9, 12, 32, 48)
     for name in tensors:  # tokens before heads, with gaps
