@@ -124,6 +124,21 @@ def interleave_processes(
     )
 
 
+def converse(prepares: Mapping[str, Callable[[], Callable[[], Any]]], rounds: int) -> dict[str, list[Any]]:
+    """Run functions in random turns, each in its own process, and return their results.
+
+    `prepares`: each is pickled, sent to its process, and called there once. It returns the function of a turn: without
+    parameters, with picklable results. Raises FmtpropError if a function raises it, or a process dies or does not
+    become quiet.
+    """
+    with ExitStack() as stack:
+        workers = {}
+        for name, prepare in prepares.items():
+            workers[name] = stack.enter_context(_worker(name, partial(_serve, partial(_silently, prepare))))
+            workers[name].success()
+        return take_turns({name: worker.ask for name, worker in workers.items()}, rounds, seed=0)
+
+
 def call_in_process(name: str, function: Callable[[], Any]) -> Any:
     """Call a function in a new process and return its result.
 
@@ -253,6 +268,10 @@ def _ready(prepare: Callable[[], Prepared], warmup: int, repeats: int) -> tuple[
     for _ in range(warmup):
         prepared.run()
     return _Ready(prepared.agreement, dict(prepared.versions)), partial(time_turn, prepared.run, (), repeats)
+
+
+def _silently(prepare: Callable[[], Callable[[], Any]]) -> tuple[None, Callable[[], Any]]:
+    return None, prepare()
 
 
 def _answer_once(function: Callable[[], Any], connection: Connection) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 import pytest
 
 from fmtprop.bench import Agreement
-from fmtprop.bench.processes import Prepared, call_in_process, interleave_processes, settle
+from fmtprop.bench.processes import Prepared, call_in_process, converse, interleave_processes, settle
 from fmtprop.errors import FmtpropError
 
 PASSED = Agreement(True, 0.0, 1e-4)
@@ -82,6 +82,27 @@ def test_a_dead_contender_is_an_error() -> None:
     message = "^the process of mortal ended with exit code 7; its output has the reason$"
     with pytest.raises(FmtpropError, match=message):
         interleave_processes({"mortal": prepare_mortal}, reference="mortal", rounds=1)
+
+
+def prepare_counter(start: int) -> Callable[[], tuple[int, int]]:
+    numbers = iter(range(start, start + 100))
+    return lambda: (os.getpid(), next(numbers))
+
+
+def prepare_refusal() -> Callable[[], None]:
+    return refuse
+
+
+def test_converse() -> None:
+    answers = converse({"low": partial(prepare_counter, 0), "high": partial(prepare_counter, 50)}, rounds=3)
+    assert [number for _, number in answers["low"]] == [0, 1, 2]
+    assert [number for _, number in answers["high"]] == [50, 51, 52]
+    processes = [{process for process, _ in given} for given in answers.values()]
+    assert len(processes[0]) == len(processes[1]) == 1 and len(set.union(*processes, {os.getpid()})) == 3
+    with pytest.raises(FmtpropError, match=r"^refusal: no such thing$"):
+        converse({"refusal": prepare_refusal}, rounds=1)
+    with pytest.raises(FmtpropError, match=r"^early: package 'absent' is not installed$"):
+        converse({"early": prepare_absent}, rounds=1)  # type: ignore[dict-item]
 
 
 def test_call_in_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,16 @@ class Unary:
     algorithm: str = ""
 
 
+#: one of each function that fused operators may have
+UNARIES = (
+    *(Unary(attr) for attr in ("relu", "sigmoid", "tanh", "swish", "hardswish", "hardsigmoid")),
+    Unary("leaky_relu", (0.1,)),
+    Unary("hardtanh", (0.0, 6.0)),
+    Unary("gelu", (), "none"),
+    Unary("gelu", (), "tanh"),
+)
+
+
 @dataclass(frozen=True)
 class Division:
     """The post-ops of a node, divided."""
