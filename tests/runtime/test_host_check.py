@@ -84,7 +84,8 @@ def misreading(attrs, tensors):
 
 @pytest.fixture
 def _misread(monkeypatch):
-    wrong = replace(ATEN, any_strides=lambda attrs: True, reference=misreading, operator=None)
+    by_pytorch = replace(ATEN.pytorch, any_strides=lambda attrs: True, operator=None)
+    wrong = replace(ATEN, pytorch=by_pytorch, reference=misreading)
     monkeypatch.setitem(OPSET, "aten", wrong)
 
 
