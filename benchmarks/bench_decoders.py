@@ -17,6 +17,7 @@ does not change the exit code, which is 1 where logits are wrong or a program fa
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import subprocess
@@ -42,8 +43,11 @@ BANDWIDTH_TARGET = 0.85
 
 #: largest distance of the logits from PyTorch's in f32, over their length. Weights of few bits are other weights, and
 #: many layers of random ones multiply the difference: all programs' int4 logits are at 0.7, those of another network at
-#: 1.4
+#: 1.4. Our own codes are known, so our logits are compared with PyTorch's of the decoded weights, too.
 TOLERANCES = {"bf16": 0.1, "int8": 0.15, "int4": 0.9}
+
+#: most that our logits may differ from PyTorch's in f32, both with our codes' numbers, over what PyTorch's in bf16 do
+MOST_OF_PYTORCH = 2.0
 
 #: bytes of a number of a matrix, as fmtprop stores it: codes, and a scale of f32 for 128 of them
 NBYTES = {"bf16": 2.0, "int8": 1 + 4 / 128, "int4": 0.5 + 4 / 128}
@@ -84,10 +88,10 @@ def work(options: argparse.Namespace) -> None:
     most = context + WARMUP + options.steps
     prompt, rest = tokens_of(batch, context, WARMUP + options.steps)
     if options.turn == "reference":
-        model = model_of(options.folder).float()
-        with torch.inference_mode():
-            both = torch.from_numpy(np.concatenate([prompt, rest], 1))
-            logits = torch.cat([model(one[None], logits_to_keep=1).logits[:, -1] for one in both]).numpy()
+        both = np.concatenate([prompt, rest], 1)
+        logits = last_logits(model_of(options.folder).float(), both)
+        exact, rounded = (last_logits(decoded(model_of(options.folder), weights).to(dtype), both) for dtype in TYPES)
+        np.savez(options.folder / "own.npz", wanted=exact, allowed=MOST_OF_PYTORCH * distance(rounded, exact))
         times: list[float] = []
     else:
         step = CONTENDERS[options.turn](options.folder, weights, most, options.threads)
@@ -99,6 +103,36 @@ def work(options: argparse.Namespace) -> None:
             times.append((perf_counter() - start) * 1e3)
     np.save(options.folder / "logits.npy", logits)
     print(json.dumps(times[WARMUP:]))
+
+
+#: the types in which PyTorch computes with decoded weights: the reference, and what is compared with it
+TYPES = (torch.float32, torch.bfloat16)
+
+
+def decoded(model: Any, weights: str) -> Any:
+    """Return a model in f32 with the numbers of our codes."""
+    from fmtprop.dynamo.coded_layers import keep_codes
+
+    coded = copy.deepcopy(model)
+    keep_codes(coded, None if weights == "bf16" else weights)
+    for name, layer in model.float().named_modules():
+        if isinstance(layer, torch.nn.Linear):
+            own = coded.get_submodule(name)
+            own.dtype = torch.float32  # kernels decode in f32
+            layer.weight.data = own.weight.detach().float()
+    return model
+
+
+def last_logits(model: Any, tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the logits behind the last token of each sequence."""
+    with torch.inference_mode():
+        rows = [model(one[None], logits_to_keep=1).logits[:, -1].float() for one in torch.from_numpy(tokens)]
+    return torch.cat(rows).numpy()
+
+
+def distance(got: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> float:
+    """Return the distance of logits over the length of those that are right."""
+    return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
 
 
 def _run(arguments: Sequence[str]) -> list[float]:
@@ -127,7 +161,7 @@ def measure(options: argparse.Namespace, weights: str, context: int, batch: int)
         "--threads", str(options.threads), "--steps", str(options.steps),
     ]  # fmt: skip
     _run([*given, "--turn", "reference"])
-    wanted = np.load(options.folder / "logits.npy")
+    wanted, own = np.load(options.folder / "logits.npy"), np.load(options.folder / "own.npz")
     times: dict[str, list[float]] = {}
     failures, errors = {}, {}
     for turn, name in product(range(options.rounds), options.vs):
@@ -140,9 +174,12 @@ def measure(options: argparse.Namespace, weights: str, context: int, batch: int)
             failures[name] = str(error)
             continue
         got = np.load(options.folder / "logits.npy")
-        errors[name] = float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
+        errors[name] = distance(got, wanted)
         if not errors[name] <= TOLERANCES[weights]:
             failures[name] = f"logits differ by {errors[name]:.2f} from PyTorch's, more than {TOLERANCES[weights]}"
+        off, allowed = distance(got, own["wanted"]), float(own["allowed"])
+        if name == OURS and not off <= allowed:
+            failures[name] = f"logits differ by {off:.3f} from PyTorch's of the same codes, more than {allowed:.3f}"
     case = {"weights": weights, "context": context, "batch": batch}
     return {**case, "ms": times, "errors": errors, "failures": failures}
 
