@@ -66,8 +66,8 @@ def test_every_op_has_samples_with_unique_names_that_infer():
 
 
 def test_every_importer_names_an_overload_and_no_two_ops_claim_one():
-    # they make the operators of training and of quantization
-    for module in ("fmtprop.training.capture", "torch.ao.quantization.fx._decomposed"):
+    # they make the operators of training, of quantization, and transformers' own
+    for module in ("fmtprop.training.capture", "torch.ao.quantization.fx._decomposed", "tests.ops.test_grouped_matmul"):
         import_module(module)
     claimed = {}
     for op in OPS:
