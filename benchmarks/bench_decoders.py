@@ -7,8 +7,8 @@ way. It needs transformers, torchao, gguf, llama-cpp-python, openvino and nncf, 
 
 A turn is a process: it loads the model, reads a prompt, and then times one-token steps, whose tokens are given. It
 ends before the next one starts, since the memory does not hold all programs. Logits of the last step must be near those
-of PyTorch in f32. Bytes that a step reads are those of the codes, scales and cache; their share is of the bandwidth at
-which PyTorch sums a large tensor in the same run.
+of PyTorch in f32. Bytes that a step reads are those of the codes, scales and cache; their share is of the best
+bandwidth of the same minutes: PyTorch's sum of a large tensor, a product of one row, before and after the turns.
 
 The targets: at most 1.0 of the best other's time at batch 1, 0.8 at batch 8, and 85 % of the bandwidth. A missed target
 does not change the exit code, which is 1 where logits are wrong or a program failed.
@@ -37,6 +37,7 @@ from benchmarks.bench_transformers import read_bytes_per_second
 from benchmarks.common import headline, table, tell, warn_if_busy, write_json
 from benchmarks.decoders import CONTENDERS, OURS, SIZES, WRITERS, model_of
 from fmtprop.bench import Environment
+from fmtprop.runtime.process import use_threads
 
 TARGETS = {1: 1.0, 8: 0.8}
 BANDWIDTH_TARGET = 0.85
@@ -81,8 +82,6 @@ def tokens_of(batch: int, context: int, steps: int) -> tuple[np.ndarray[Any, Any
 
 def work(options: argparse.Namespace) -> None:
     """Run one turn in this process; write its milliseconds and the last logits."""
-    from fmtprop.runtime.process import use_threads
-
     use_threads(options.threads)
     (weights,), (context,), (batch,) = options.weights, options.context, options.batch
     most = context + WARMUP + options.steps
@@ -164,6 +163,7 @@ def measure(options: argparse.Namespace, weights: str, context: int, batch: int)
     wanted, own = np.load(options.folder / "logits.npy"), np.load(options.folder / "own.npz")
     times: dict[str, list[float]] = {}
     failures, errors = {}, {}
+    bandwidth = read_bytes_per_second()
     for turn, name in product(range(options.rounds), options.vs):
         if name in failures:
             continue
@@ -181,10 +181,11 @@ def measure(options: argparse.Namespace, weights: str, context: int, batch: int)
         if name == OURS and not off <= allowed:
             failures[name] = f"logits differ by {off:.3f} from PyTorch's of the same codes, more than {allowed:.3f}"
     case = {"weights": weights, "context": context, "batch": batch}
-    return {**case, "ms": times, "errors": errors, "failures": failures}
+    bandwidth = max(bandwidth, read_bytes_per_second())
+    return {**case, "ms": times, "errors": errors, "failures": failures, "bandwidth": bandwidth}
 
 
-def render(figures: dict[str, Any], layers: int, bandwidth: float) -> str:
+def render(figures: dict[str, Any], layers: int) -> str:
     """Return the table of a case and its verdict."""
     weights, context, batch = figures["weights"], figures["context"], figures["batch"]
     nbytes = read_nbytes(layers, weights, context, batch)
@@ -205,7 +206,9 @@ def render(figures: dict[str, Any], layers: int, bandwidth: float) -> str:
     title = f"{weights}, {context} tokens before, batch {batch}: {nbytes / 1e6:.0f} MB a step"
     lines = [table(title, columns, rows), *(f"{name} failed: {text}" for name, text in figures["failures"].items())]
     if ours:
-        share = nbytes / ours * 1e3 / bandwidth
+        rate = nbytes / ours * 1e3
+        bandwidth = max(figures["bandwidth"], rate)  # a step may be what reads fastest
+        share = rate / bandwidth
         word = "met" if share >= BANDWIDTH_TARGET else "MISSED"
         lines.append(f"target {BANDWIDTH_TARGET:.0%} of {bandwidth / 1e9:.1f} GB/s: {word}, {share:.0%}")
     others = [ms for name, ms in good.items() if name != OURS]
@@ -246,17 +249,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         work(options)
         return 0
     warn_if_busy(os.getloadavg()[0])
-    torch.set_num_threads(options.threads)
-    bandwidth = read_bytes_per_second()
+    use_threads(options.threads)
     print(headline(Environment.capture(options.threads)))
-    print(f"{bandwidth / 1e9:.1f} GB/s at best")
     with TemporaryDirectory() as temporary:
         options.folder = options.folder or Path(temporary)
         prepare(options.folder, options.layers, options.weights, options.vs)
         found = []
         for weights, context, batch in product(options.weights, options.context, options.batch):
             found.append(measure(options, weights, context, batch))
-            print(render(found[-1], options.layers, bandwidth), flush=True)
+            print(render(found[-1], options.layers), flush=True)
             write_json(options.json, found)
     return int(any(one["failures"] for one in found))
 
