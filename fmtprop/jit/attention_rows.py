@@ -66,6 +66,8 @@ class AttentionRowsShape:
     shared: tuple[str, ...]
     own: tuple[str, ...]
     bf16: bool
+    #: whether blocks of hidden keys are read
+    is_exact: bool
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class AttentionRowsKernel(StandaloneKernel):
     dtype: DataType
     #: whether the result of a query without visible keys is 0, not NaN
     blanks: bool = False
+    #: whether a value that is not finite makes NaN of its weight 0, too. Otherwise, blocks of hidden keys are not read.
+    is_exact: bool = False
 
     @property
     def moves_freely(self) -> bool:  # type: ignore[override]  # the same, computed
@@ -132,7 +136,7 @@ class AttentionRowsKernel(StandaloneKernel):
         """Return the code for tasks of a number of queries."""
         own, bf16 = self._own, self.dtype is DataType.BF16
         shared = tuple(name for name, _ in self.tensors if name not in own)
-        shape = AttentionRowsShape(queries, self.depth, self.width, shared, own, bf16)
+        shape = AttentionRowsShape(queries, self.depth, self.width, shared, own, bf16, self.is_exact)
         return assembled("attention_rows_program", "attention_rows", isa(), shape)
 
     def work(self, threads: int) -> StandaloneWork:

@@ -135,7 +135,7 @@ class _AttentionRows(Program):
         self.emit("CMP_R64_RM64", _A, _LEFT)
         self.emit("CMOVA_R64_RM64", _A, _LEFT)
         self._keep(_KEYS, _A)
-        for mask in self._shared_masks:
+        for mask in () if self.shape.is_exact else self._shared_masks:
             shown = f"shown by {mask}, {block}"
             self._look_at(mask, shown)
             for kind, pointer in (("key", _KEY), ("value", _VALUE)):

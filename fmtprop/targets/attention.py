@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import inf
 
+from fmtprop.ir import Node
 from fmtprop.jit import StandaloneKernel
 from fmtprop.jit.attention import AttentionKernel, Tensor, lanes_for
 from fmtprop.jit.attention_rows import AttentionRowsKernel
@@ -22,21 +23,23 @@ _Way = tuple[StandaloneKernel, Request, tuple[MemoryDesc]]
 _MOST_QUERIES = 16
 
 
-def attention_kernels(attrs: Attention, request: Request) -> Iterator[_Way]:
+def attention_kernels(node: Node, request: Request) -> Iterator[_Way]:
     """Yield the kernels, the formats that each reads, and the one that it writes.
 
     Operands that a kernel cannot read as they are asked for get a format that it can read: the caller knows the cost of
     the reorder.
     """
+    attrs = node.attrs
+    assert isinstance(attrs, Attention)
     coded = {name for name in request if f"{name}_scales" in request}
     if len({desc.dtype for name, desc in request.items() if name not in coded}) != 1:
         return
-    yield from _of_few_queries(attrs, request)
+    yield from _of_few_queries(attrs, request, is_exact=node.exact)
     if "past_key" not in request and not attrs.blanks and not coded:
         yield from _of_blocks(attrs, request)
 
 
-def _of_few_queries(attrs: Attention, request: Request) -> Iterator[_Way]:
+def _of_few_queries(attrs: Attention, request: Request, *, is_exact: bool) -> Iterator[_Way]:
     """Yield the kernel that reads keys and values once for all queries that share them."""
     batch, asked = request["dst"].dims[:-2], request["dst"]
     (queries, depth), width = request["src"].dims[-2:], asked.dims[-1]
@@ -56,7 +59,7 @@ def _of_few_queries(attrs: Attention, request: Request) -> Iterator[_Way]:
     keys = tuple(request[name].dims[-1] if name in request else 0 for name in ("past_key", "key"))
     kernel = AttentionRowsKernel(
         (*batch, queries), depth, width, (keys[0], keys[1]), attrs.scale, tuple(sorted(places.items())), asked.dtype,
-        blanks=attrs.blanks,
+        blanks=attrs.blanks, is_exact=is_exact,
     )  # fmt: skip
     yield kernel, read, (dst,)
 

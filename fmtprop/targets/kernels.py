@@ -65,7 +65,7 @@ _ALONE: Mapping[type[Attrs], tuple[_Ways, ...]] = {
     HostCall: (copied_rows, put_rows),
     EmbeddingBag: (bags,),
     BatchStatistics: (batch_normalized,),
-    Attention: (lambda node, attrs, request: attention_kernels(attrs, request),),
+    Attention: (lambda node, attrs, request: attention_kernels(node, request),),
 }
 
 #: those whose operands and results also have one data type

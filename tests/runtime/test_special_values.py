@@ -224,6 +224,20 @@ def test_an_exact_relu_runs_behind_its_convolution(act):
     assert_same(net(x), module(x))
 
 
+@pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+def test_values_of_hidden_keys_make_nan_where_attention_is_exact():
+    class Step(nn.Module):
+        def forward(self, q, k, v, mask):
+            return torch.softmax(q @ k.transpose(-1, -2) + mask, -1) @ v
+
+    q, k, v, mask = torch.randn(1, 2, 1, 32), torch.randn(1, 2, 256, 32), torch.randn(1, 2, 256, 32), torch.zeros(256)
+    mask[100:], v[:, :, 200] = -torch.inf, torch.nan
+    inputs = (q, k, v, mask[None, None, None])
+    net = fp.compile(Step(), inputs, tune="model", confirm=False, special_values="exact")
+    assert [step.node.op for step in net.plan.steps] == ["attention"]
+    assert Step()(*inputs).isnan().all() and net(*inputs).isnan().all()
+
+
 def test_exact_is_refused_where_it_is_not_known():
     x = torch.ones(3)
     with pytest.raises(fp.UnsupportedOpError, match=r"special_values='exact' needs target='onednn'"):
