@@ -35,6 +35,7 @@ from benchmarks.common import headline, tell
 from benchmarks.suite_models import SUITES
 from benchmarks.suites_table import write_table
 from benchmarks.sweep_network import in_f64, settle
+from fmtprop.bench import Environment
 from fmtprop.bench.compare import Agreement, tensors_of
 from fmtprop.bench.contenders import contender
 from fmtprop.bench.peers import Inductor, TorchEager
@@ -257,6 +258,10 @@ def measured(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         else:
             call_in_process("torch", partial(_expect, case, batch, folder / "expected.pt"))
             ways = {door: partial(_prepare, case, batch, door, folder) for door in DOORS}
+        if arguments.untimed:
+            found = {door: _judged(door, way) for door, way in ways.items() if door in OURS}
+            where = headline(Environment.capture(threads=case.threads))
+            return {"size": batch, "doors": found, "where": where, "reason": ""}
         is_long = call_in_process("torch", partial(_probe, case, batch))[0] > _LONG_SECONDS
         rounds, repeats = (arguments.rounds or (3 if is_long else _ROUNDS)), (1 if is_long else _REPEATS)
         result = interleave_processes(
@@ -275,6 +280,20 @@ def measured(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     return {"size": batch, "doors": found, "where": headline(result.environment), "reason": ""}
 
 
+def _agreement(prepare: Callable[[], Prepared]) -> Agreement:
+    return prepare().agreement
+
+
+def _judged(door: str, prepare: Callable[[], Prepared]) -> dict[str, Any]:
+    """Return what is known of a door without timing it: whether its results are right."""
+    try:
+        agreement = call_in_process(door, partial(_agreement, prepare))
+    except FmtpropError as error:
+        return {"passed": False, "error": None, "message": str(error), "milliseconds": None}
+    error = agreement.error if agreement.passed else None
+    return {"passed": agreement.passed, "error": error, "message": agreement.message, "milliseconds": None}
+
+
 # ---------------------------------------------------------------- all cases
 
 
@@ -282,7 +301,7 @@ def _apart(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the record of a case that runs in a process of its own, which is ended after the limit."""
     command = [sys.executable, "-m", "benchmarks.suites", "--one", json.dumps(asdict(case))]
     command += ["--memory", str(arguments.memory), "--run-seconds", str(arguments.run_seconds)]
-    command += ["--rounds", str(arguments.rounds)]
+    command += ["--rounds", str(arguments.rounds), *["--untimed"] * arguments.untimed]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         out, err = child.communicate(timeout=arguments.limit)
@@ -315,7 +334,7 @@ def _describe(case: Case, record: Mapping[str, Any]) -> str:
     def shown(door: str, found: Mapping[str, Any]) -> str:
         if not found["passed"]:
             return f"{door} FAILS ({found['message']})"
-        return f"{door} {found['milliseconds']:.1f} ms"
+        return f"{door} right" if found["milliseconds"] is None else f"{door} {found['milliseconds']:.1f} ms"
 
     return f"{case} x{record['size']}: " + (
         record["reason"] or ", ".join(shown(*pair) for pair in record["doors"].items())
@@ -331,6 +350,7 @@ def parsed_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", nargs="+", default=["one"], choices=["one", "list"], help="of inference")
     parser.add_argument("--threads", nargs="+", type=int, default=[2])
     parser.add_argument("--rounds", type=int, default=0, help="default: 7, or 3 where a run takes over a second")
+    parser.add_argument("--untimed", action="store_true", help="only compare: for a machine that others use")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no case after so many")
     parser.add_argument("--limit", type=int, default=1800, help="seconds of a case (default: 1800)")
     parser.add_argument("--run-seconds", type=float, default=10.0, help="of a run; larger batches are halved")
