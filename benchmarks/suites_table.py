@@ -100,6 +100,8 @@ def _name(row: Row) -> str:
 
 
 def _table(rows: Sequence[Row]) -> str:
+    """Return a row for each network that was timed."""
+    rows = [row for row in rows if any(found["milliseconds"] for found in row["doors"].values())]
     doors = list(dict.fromkeys(door for row in rows for door in row["doors"]))
     lines = []
     for row in sorted(rows, key=lambda row: _ratio(row, _EAGER) or 0.0, reverse=True):
@@ -108,7 +110,7 @@ def _table(rows: Sequence[Row]) -> str:
         shown = [*("" if t is None else f"{t:.1f}" for t in times), *("" if r is None else f"{r:.2f}" for r in ratios)]
         lines.append([_name(row), *shown])
     columns = ("network, mode, type, batch", *(f"{door}, ms" for door in doors), "over Inductor's", "over eager's")
-    return _markdown(columns, lines)
+    return _markdown(columns, lines) if lines else ""
 
 
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

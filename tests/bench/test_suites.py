@@ -10,6 +10,8 @@ import torch
 from benchmarks import suites, suites_table
 from benchmarks.suite_models import SUITES
 from benchmarks.suites import Case, judge
+from fmtprop.bench.compare import Agreement
+from fmtprop.bench.processes import Prepared
 from fmtprop.errors import FmtpropError
 
 
@@ -40,6 +42,22 @@ def test_right_is_close_to_eager_or_as_far_from_f64_as_eager():
     assert judge(eager + 2e-2, eager, [right], "bf16").passed
     assert not judge(eager[1:], eager, [right], "f32").passed
     assert not judge(eager * float("nan"), eager, [right], "f32").passed
+
+
+def test_without_timing_a_case_says_whether_each_door_is_right(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(suites, "call_in_process", lambda name, function: function())
+    right = Agreement(True, 1e-6, 1e-4)
+    assert suites._judged("fp.compile", lambda: Prepared(list, right)) == {
+        "passed": True, "error": 1e-6, "message": "", "milliseconds": None,
+    }  # fmt: skip
+    wrong = Agreement(False, 0.1, 1e-4, "result 0 is 1.0e-01 from f64")
+    assert suites._judged("fp.compile", lambda: Prepared(list, wrong))["message"] == wrong.message
+
+    def refuse() -> Prepared:
+        raise FmtpropError("fp.compile: no such op")
+
+    refused = suites._judged("fp.compile", refuse)
+    assert (refused["passed"], refused["message"]) == (False, "fp.compile: no such op")
 
 
 def row(name: str, times: dict[str, float | None], reason: str = "") -> dict:
@@ -77,6 +95,8 @@ def test_table(tmp_path: Path):
     ]
     assert "| `ended`, inference, f32, 1, 2 threads | not done after 5 s |" in text
     assert "| `slow`, inference, f32, 1, 2 threads | `fp.compile`: off |" in text
+    untimed = row("untimed", {"torch.compile": None, "fp.compile": None})
+    assert suites_table.render([fast, untimed]).count("`untimed`") == 2  # what fails, and no row of times
     document = tmp_path / "coverage.md"
     document.write_text(f"a\n{suites_table.BEGIN}\nold\n{suites_table.END}\nb")
     suites_table.write_table([fast], document)
