@@ -39,3 +39,22 @@ def test_the_table_has_ratios_and_what_failed():
         in text
     )
     assert "| `bad.onnx` | 1.0 | no inputs: because |" in text
+
+
+def test_inputs_keep_what_an_axis_and_a_name_say():
+    declared = [
+        ("atoms", "tensor(int64)", [1, "seq_len"]),
+        ("distances", "tensor(int64)", [1, "seq_len", "seq_len"]),
+        ("frames", "tensor(float)", ["seq_len", 576]),
+        ("attention_mask", "tensor(int64)", [1, "seq_len"]),
+        ("token_type_ids", "tensor(int64)", [1, "seq_len"]),
+        ("line", "tensor(float)", ["n", 3, "?", "w"]),
+        ("lowest", "tensor(float)", []),
+    ]
+    feed = real_models.feeds(declared, height=48, most=3)[0]
+    assert {name: array.shape for name, array in feed.items()} == {
+        "atoms": (1, 64), "distances": (1, 64, 64), "frames": (64, 576), "attention_mask": (1, 64),
+        "token_type_ids": (1, 64), "line": (1, 3, 48, 320), "lowest": (),
+    }  # fmt: skip
+    assert set(feed["atoms"].ravel()) == {0, 1, 2} and set(feed["attention_mask"].ravel()) == {1}
+    assert isinstance(feed["lowest"], np.ndarray) and feed["lowest"].dtype == np.float32
