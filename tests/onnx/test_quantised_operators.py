@@ -97,19 +97,35 @@ def dynamic(kind: str) -> tuple[Any, dict[str, Any]]:
     dims, attributes = ((2, 17, 11, 9), {"pads": [1, 1, 1, 1]}) if product == "ConvInteger" else ((2, 3, 300), {})
     w = integers(np.uint8, 8, 17, 3, 3) if product == "ConvInteger" else integers(np.uint8, 300, 8)
     inputs = {"x": (RNG.standard_normal(dims) + (2 if "shifted" in kind else 0)).astype(np.float32)}
+    biased = "biased" in kind
     nodes = [
         helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
         helper.make_node(product, ["q", "w", "z", "wz"], ["sums"], **attributes),
-        helper.make_node("Cast", ["sums"], ["real"], to=TensorProto.FLOAT),
         helper.make_node("Mul", ["s", "ws"], ["scale"]),
+    ]
+    if biased:  # as whole numbers in units of the sums: so did older quantisers
+        nodes += [
+            helper.make_node("Div", ["b", "scale"], ["many"]),
+            helper.make_node("Floor", ["many"], ["whole"]),
+            helper.make_node("Cast", ["whole"], ["bias"], to=TensorProto.INT32),
+            helper.make_node("Reshape", ["bias", "row"], ["channels"]),
+            helper.make_node("Add", ["sums", "channels"], ["all"]),
+        ]
+    nodes += [
+        helper.make_node("Cast", ["all" if biased else "sums"], ["real"], to=TensorProto.FLOAT),
         helper.make_node("Mul", ["real", "scale"], ["y"]),
     ]
-    return model(nodes, inputs, {"w": w, "wz": np.uint8(128), "ws": np.float32(0.01)}, y=TensorProto.FLOAT), inputs
+    constants = {"w": w, "wz": np.uint8(128), "ws": np.float32(0.01)}
+    if biased:
+        row = np.array([1, 8, 1, 1] if product == "ConvInteger" else [8])
+        constants |= {"b": RNG.standard_normal(8).astype(np.float32), "row": row}
+    return model(nodes, inputs, constants, y=TensorProto.FLOAT), inputs
 
 
-@pytest.mark.parametrize("kind", ["ConvInteger", "ConvInteger_shifted", "MatMulInteger", "MatMulInteger_shifted"])
-def test_dynamic_products_are_products_of_bytes(kind: str) -> None:
-    made, inputs = dynamic(kind)
+@pytest.mark.parametrize("kind", ["", "_shifted", "_biased", "_shifted_biased"])
+@pytest.mark.parametrize("product", ["ConvInteger", "MatMulInteger"])
+def test_dynamic_products_are_products_of_bytes(product: str, kind: str) -> None:
+    made, inputs = dynamic(product + kind)
     got, want = compared(made, inputs)
     assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
     graph = fp.compile(made, policy="propagate", confirm=False).compilation.normal
@@ -241,3 +257,34 @@ def test_resized_bytes_between_two_layers_stay_bytes(dtype, sizes):
     ops = {node.op for node in net.compilation.normal.nodes()}
     # broken factors read other places than oneDNN's
     assert ops.isdisjoint({"aten", "quantize", "dequantize"}) == (sizes != (5, 7))
+
+
+def test_a_quantised_lstm_reads_the_weights_of_its_input_once_and_makes_no_bytes() -> None:
+    times, size, hidden = 4, 16, 24
+    codes = {"w": integers(np.int8, 2, size, 4 * hidden), "r": integers(np.int8, 2, hidden, 4 * hidden)}
+    constants = codes | {"b": RNG.standard_normal((2, 8 * hidden)).astype(np.float32) * 0.1}
+    constants |= {f"{name}s": np.float32([1e-3, 2e-3]) for name in "wr"}
+    constants |= {f"{name}z": np.zeros(2, np.int8) for name in "wr"}
+    inputs = {"x": RNG.standard_normal((times, 1, size)).astype(np.float32)}
+    names = ["x", "w", "r", "b", "", "", "", "", "ws", "wz", "rs", "rz"]
+    attributes = {"direction": "bidirectional", "hidden_size": hidden, "domain": "com.microsoft"}
+    made = model(
+        [helper.make_node("DynamicQuantizeLSTM", names, ["y"], **attributes)], inputs, constants, y=TensorProto.FLOAT
+    )
+    made.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    (got,) = fp.onnx.InferenceSession(made, confirm=False).run(None, inputs)
+    lstm = torch.nn.LSTM(size, hidden, bidirectional=True)
+    gates = torch.tensor([0, 2, 3, 1])  # ONNX's are input, output, forget and cell
+    for k, suffix in enumerate(("l0", "l0_reverse")):
+        for name, scale in (("w", "ih"), ("r", "hh")):
+            matrix = torch.from_numpy(codes[name][k] * constants[f"{name}s"][k]).t().reshape(4, hidden, -1)
+            bias = torch.from_numpy(constants["b"][k]).reshape(2, 4, hidden)[int(name == "r")]
+            getattr(lstm, f"weight_{scale}_{suffix}").data = matrix[gates].flatten(0, 1)
+            getattr(lstm, f"bias_{scale}_{suffix}").data = bias[gates].flatten()
+    with torch.no_grad():
+        want = lstm(torch.from_numpy(inputs["x"]))[0].reshape(times, 1, 2, hidden).permute(0, 2, 1, 3)
+    assert np.abs(got - want.numpy()).max() < 0.01  # roundings to 8 bits
+    graph = fp.compile(made, policy="propagate", confirm=False).compilation.normal
+    ops = [node.op for node in graph.nodes()]
+    assert "aten" not in ops and "dequantize" not in ops
+    assert sum(op in ("inner_product", "matmul") for op in ops) <= 2 * (1 + times)

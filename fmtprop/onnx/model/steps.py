@@ -19,6 +19,9 @@ from fmtprop.onnx.model import operators
 from fmtprop.onnx.model.elements import element_type, from_proto
 from fmtprop.onnx.model.operators.values import NotInTorchError
 
+#: integer products, whose functions can also give sums as f32
+_PRODUCTS = (("", "ConvInteger"), ("", "MatMulInteger"))
+
 
 @dataclass
 class Body:
@@ -52,7 +55,7 @@ class NodeStep:
     attributes: dict[str, Any]
     label: str
     last: list[str] = field(default_factory=list)
-    #: whether only conversions to f32 read its first result
+    #: whether only conversions to f32 read its first result, or sums of integers that these read
     rounded: bool = False
 
     @property
@@ -166,15 +169,25 @@ def _check_attributes(label: str, function: Callable[..., Any], attributes: Mapp
 def _mark_readers(body: Body) -> None:
     """Record the last step that reads each value, and which results are rounded to f32 by all readers.
 
-    Subgraphs also read values of their enclosing graphs.
+    A sum with an integer product may be one of f32, too, if it is rounded itself. Subgraphs also read values of their
+    enclosing graphs.
     """
-    seen, exact = set(body.outputs), set(body.outputs)
+    seen, exact, summands = set(body.outputs), set(body.outputs), set[str]()
+    products = {step.outputs[0] for step in body.steps if step.outputs and (step.domain, step.op) in _PRODUCTS}
     for step in reversed(body.steps):
-        read = set(_reads(step))
+        read, result = set(_reads(step)), step.outputs[0] if step.outputs else ""
         step.last = [name for name in {*read, *step.outputs} - seen if name]
-        step.rounded = bool(step.outputs) and step.outputs[0] not in exact
+        step.rounded = bool(result) and result not in exact
         seen |= read
-        if (step.domain, step.op, step.attributes.get("to")) != ("", "Cast", onnx.TensorProto.FLOAT):
+        is_summand, own = result in summands, step.op if not step.domain else ""
+        if own == "Cast":
+            step.rounded &= is_summand
+        if step.rounded and own in ("Add", "Sub") and read & products:
+            summands |= read
+        elif step.rounded and is_summand and own in ("Reshape", "Squeeze", "Unsqueeze"):
+            summands.add(step.inputs[0])
+            exact |= read - {step.inputs[0]}
+        elif (own, step.attributes.get("to")) != ("Cast", onnx.TensorProto.FLOAT):
             exact |= read
 
 

@@ -139,10 +139,12 @@ def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> T
 # ---------------------------------------------------------------- types and tests
 
 
-def _cast(x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
+def _cast(x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up", rounded: bool) -> Tensor:
     if to not in TORCH_DTYPES:
         raise NotInTorchError("an element type that PyTorch does not compute with")
     dtype = TORCH_DTYPES[to]
+    if rounded and x.dtype is torch.float32 and dtype is torch.int32:
+        return torch.trunc(x)
     if dtype is torch.bool:
         return x != 0
     if x.is_floating_point() and not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.int64:

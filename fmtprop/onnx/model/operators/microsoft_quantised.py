@@ -162,20 +162,26 @@ def _dynamic_quantize_lstm(
     """Compute an LSTM with integer weights, and with inputs and states rounded to 8 bits."""
     weights, recurrent = _of_directions(w, w_scale, w_zero), _of_directions(r, r_scale, r_zero)
     tensors = (weights, recurrent, b, lengths, initial_h, initial_c, peepholes)
-    return lstm(_rounded(x), *tensors, _rounded, **attributes)
+    whole, scale = _rounded(x)
+    return lstm(whole * scale, *tensors, _rounded, **attributes)
 
 
-def _of_directions(weights: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """Return weights (direction, gates * hidden, input) of integers with the last two axes exchanged.
+def _of_directions(weights: Tensor, scales: Tensor, zeros: Tensor | None) -> list[Tensor]:
+    """Return the matrix (gates * hidden, input) of each direction, from integers (direction, input, gates * hidden).
 
     There is a scale for each direction, or for each of its rows.
     """
-    rows = (weights.shape[0], 1, -1)
-    return reals(weights, scale.reshape(rows), None if zero is None else zero.reshape(rows)).transpose(1, 2)
+    found = []
+    for k in range(len(weights)):
+        zero = None if zeros is None else zeros[k]
+        found.append(reals(weights[k], scales[k], zero, 1).transpose(0, 1))
+    return found
 
 
-def _rounded(x: Tensor) -> Tensor:
-    return reals(*dynamic_quantize_linear(x))
+def _rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the whole numbers to which 8 bits round a tensor, and their scale, which may be multiplied with sums."""
+    numbers, scale, zero = torch.ops.fmtprop.dynamic_quantize(x)
+    return numbers - zero, scale
 
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {

@@ -15,6 +15,12 @@ from fmtprop.onnx.model.operators.attributes import passed_to
 
 _Activation = Callable[[Tensor], Tensor]
 
+#: matrices of one or two directions, a tensor or several
+Matrices = Tensor | Sequence[Tensor]
+
+#: numbers -> whole numbers and their scale
+Rounded = Callable[[Tensor], tuple[Tensor, Tensor]]
+
 
 def _affine(alpha: float, beta: float) -> _Activation:
     return lambda x: alpha * x + beta
@@ -56,16 +62,15 @@ def _functions(
 
 @dataclass(frozen=True)
 class _Direction:
-    """The weights of one direction: (gates * hidden, input), (gates * hidden, hidden), twice (gates * hidden,)."""
+    """The recurrent weights of one direction, (gates * hidden, hidden), and their bias, (gates * hidden,)."""
 
-    w: Tensor
     r: Tensor
-    wb: Tensor
     rb: Tensor
     peepholes: Tensor | None
     functions: list[_Activation]
 
 
+#: of a direction, the gates' part from the input, and the state
 _Step = Callable[[_Direction, Tensor, Sequence[Tensor]], "tuple[Tensor, ...]"]
 
 
@@ -74,18 +79,17 @@ def _clipped(x: Tensor, clip: float | None) -> Tensor:
 
 
 def _rnn_step(clip: float | None) -> _Step:
-    def step(one: _Direction, x: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return (one.functions[0](_clipped(F.linear(x, one.w, one.wb) + F.linear(state[0], one.r, one.rb), clip)),)
+    def step(one: _Direction, from_x: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return (one.functions[0](_clipped(from_x + F.linear(state[0], one.r, one.rb), clip)),)
 
     return step
 
 
 def _gru_step(clip: float | None, linear_before_reset: bool) -> _Step:
-    def step(one: _Direction, x: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def step(one: _Direction, from_x: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
         (h,) = state
         f, g = one.functions
         n = h.shape[-1]
-        from_x = F.linear(x, one.w, one.wb)
         gates = F.linear(h, one.r[: 2 * n], one.rb[: 2 * n]) + from_x[:, : 2 * n]
         z, r = f(_clipped(gates[:, :n], clip)), f(_clipped(gates[:, n:], clip))
         if linear_before_reset:
@@ -98,30 +102,40 @@ def _gru_step(clip: float | None, linear_before_reset: bool) -> _Step:
     return step
 
 
-def _lstm_step(clip: float | None, input_forget: bool, rounded: _Activation | None = None) -> _Step:
-    def step(one: _Direction, x: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _lstm_step(clip: float | None, input_forget: bool, rounded: Rounded | None = None) -> _Step:
+    def step(one: _Direction, from_x: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
         h, c = state
         f, g, out = one.functions
-        read = h if rounded is None else rounded(h)
-        i, o, forget, cell = (F.linear(x, one.w, one.wb) + F.linear(read, one.r, one.rb)).chunk(4, -1)
-        pi, po, pf = (None, None, None) if one.peepholes is None else one.peepholes.chunk(3, -1)
-        i = f(_clipped(i if pi is None else i + pi * c, clip))
-        forget = 1 - i if input_forget else f(_clipped(forget if pf is None else forget + pf * c, clip))
+        if rounded is None:
+            gates = from_x + F.linear(h, one.r, one.rb)
+        else:
+            whole, scale = rounded(h)
+            gates = F.linear(whole, one.r) * scale + (from_x + one.rb)
+        n = h.shape[-1]
+        if one.peepholes is None:
+            i, o, forget = f(_clipped(gates[:, : 3 * n], clip)).chunk(3, -1)
+            forget = 1 - i if input_forget else forget
+            c = forget * c + i * g(_clipped(gates[:, 3 * n :], clip))
+            return o * out(c), c
+        pi, po, pf = one.peepholes.chunk(3, -1)
+        i, o, forget, cell = gates.chunk(4, -1)
+        i = f(_clipped(i + pi * c, clip))
+        forget = 1 - i if input_forget else f(_clipped(forget + pf * c, clip))
         c = forget * c + i * g(_clipped(cell, clip))
-        o = f(_clipped(o if po is None else o + po * c, clip))
+        o = f(_clipped(o + po * c, clip))
         return o * out(c), c
 
     return step
 
 
 def _walk(
-    x: Tensor, one: _Direction, state: tuple[Tensor, ...], step: _Step, lengths: Tensor | None, reverse: bool
+    from_x: Tensor, one: _Direction, state: tuple[Tensor, ...], step: _Step, lengths: Tensor | None, reverse: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return all hidden states (time, batch, hidden), and the last state of each sequence."""
     outputs: list[Tensor] = []
-    times = range(x.shape[0])
+    times = range(from_x.shape[0])
     for time in reversed(times) if reverse else times:
-        after = step(one, x[time], state)
+        after = step(one, from_x[time], state)
         if lengths is None:
             state = after
             outputs.append(after[0])
@@ -134,8 +148,8 @@ def _walk(
 
 def _run(
     x: Tensor,
-    w: Tensor,
-    r: Tensor,
+    w: Matrices,
+    r: Matrices,
     b: Tensor | None,
     lengths: Tensor | None,
     initial: Sequence[Tensor | None],
@@ -149,17 +163,18 @@ def _run(
         raise ValueError(f"direction {direction!r} is none of forward, reverse and bidirectional")
     count = 2 if direction == "bidirectional" else 1
     each = len(functions) // count
-    hidden = r.shape[-1]
+    hidden = r[0].shape[-1]
     if layout:
         x = x.transpose(0, 1)
     zeros = x.new_zeros(x.shape[1], hidden)
     ys, finals = [], []
     for k in range(count):
-        wb, rb = (x.new_zeros(2 * w.shape[1]) if b is None else b[k]).chunk(2)
+        wb, rb = (x.new_zeros(2 * w[0].shape[0]) if b is None else b[k]).chunk(2)
         held = None if peepholes is None else peepholes[k]
-        one = _Direction(w[k], r[k], wb, rb, held, functions[k * each : (k + 1) * each])
+        one = _Direction(r[k], rb, held, functions[k * each : (k + 1) * each])
         state = tuple(zeros if h is None else (h[:, k] if layout else h[k]) for h in initial)
-        y, final = _walk(x, one, state, step, lengths, direction == "reverse" or k == 1)
+        # all times at once: the weights are read once
+        y, final = _walk(F.linear(x, w[k], wb), one, state, step, lengths, direction == "reverse" or k == 1)
         ys.append(y)
         finals.append(final)
     result = torch.stack(ys, 1)  # time, direction, batch, hidden
@@ -173,20 +188,26 @@ def _reordered(weights: Tensor, order: Sequence[int]) -> Tensor:
 
 
 def _by_pytorch(
-    kind: str, order: Sequence[int], x: Tensor, w: Tensor, r: Tensor, b: Tensor | None, initial: Sequence[Tensor | None]
+    kind: str,
+    order: Sequence[int],
+    x: Tensor,
+    w: Matrices,
+    r: Matrices,
+    b: Tensor | None,
+    initial: Sequence[Tensor | None],
 ) -> tuple[Tensor, ...]:
     """Return the result of PyTorch's own recurrent network; the first axis is time."""
     weights: list[Tensor] = []
-    for k in range(w.shape[0]):
+    for k in range(len(w)):
         weights += [_reordered(w[k], order), _reordered(r[k], order)]
         if b is not None:
             weights += [_reordered(half, order) for half in b[k].chunk(2)]
-    zeros = x.new_zeros(w.shape[0], x.shape[1], r.shape[-1])
+    zeros = x.new_zeros(len(w), x.shape[1], r[0].shape[-1])
     states = [zeros if h is None else h for h in initial]
     state: Any = states if kind == "lstm" else states[0]
     function = getattr(torch, kind)
-    y, *final = function(x, state, weights, b is not None, 1, 0.0, False, w.shape[0] == 2, False)
-    return y.reshape(*y.shape[:2], w.shape[0], -1).permute(0, 2, 1, 3), *final
+    y, *final = function(x, state, weights, b is not None, 1, 0.0, False, len(w) == 2, False)
+    return y.reshape(*y.shape[:2], len(w), -1).permute(0, 2, 1, 3), *final
 
 
 #: PyTorch's own networks: the functions of one direction -> its name, and the order of ONNX's gates
@@ -195,8 +216,8 @@ _ByFunctions = Mapping[tuple[str, ...], tuple[str, Sequence[int]]]
 
 def _layer(
     x: Tensor,
-    w: Tensor,
-    r: Tensor,
+    w: Matrices,
+    r: Matrices,
     b: Tensor | None,
     lengths: Tensor | None,
     initial: Sequence[Tensor | None],
@@ -214,9 +235,9 @@ def _layer(
     layout: int = 0,
 ) -> tuple[Tensor, ...]:
     """Return all hidden states, and the last states."""
-    if hidden_size is not None and hidden_size != r.shape[-1]:
-        raise ValueError(f"hidden_size is {hidden_size}, but R has shape {tuple(r.shape)}")
-    names = [name.lower() for name in activations or [*usual] * w.shape[0]]
+    if hidden_size is not None and hidden_size != r[0].shape[-1]:
+        raise ValueError(f"hidden_size is {hidden_size}, but R has shape {(len(r), *r[0].shape)}")
+    names = [name.lower() for name in activations or [*usual] * len(w)]
     one = tuple(names[: len(usual)])
     plain = clip is None and lengths is None and not layout and direction in ("forward", "bidirectional")
     if plain and one in by_functions and names == [*one] * (len(names) // len(one)):
@@ -228,8 +249,8 @@ def _layer(
 @passed_to(_layer)
 def _rnn(
     x: Tensor,
-    w: Tensor,
-    r: Tensor,
+    w: Matrices,
+    r: Matrices,
     b: Tensor | None = None,
     lengths: Tensor | None = None,
     initial_h: Tensor | None = None,
@@ -242,8 +263,8 @@ def _rnn(
 @passed_to(_layer)
 def _gru(
     x: Tensor,
-    w: Tensor,
-    r: Tensor,
+    w: Matrices,
+    r: Matrices,
     b: Tensor | None = None,
     lengths: Tensor | None = None,
     initial_h: Tensor | None = None,
@@ -259,19 +280,19 @@ def _gru(
 @passed_to(_layer)
 def lstm(
     x: Tensor,
-    w: Tensor,
-    r: Tensor,
+    w: Matrices,
+    r: Matrices,
     b: Tensor | None = None,
     lengths: Tensor | None = None,
     initial_h: Tensor | None = None,
     initial_c: Tensor | None = None,
     peepholes: Tensor | None = None,
-    rounded: _Activation | None = None,
+    rounded: Rounded | None = None,
     *,
     input_forget: int = 0,
     **attributes: Any,
 ) -> tuple[Tensor, ...]:
-    """Return all hidden states, the last hidden state and the last cell; `rounded` is applied to states before R."""
+    """Return all hidden states, the last hidden state and the last cell; `rounded`: of states before R."""
     plain = rounded is None and peepholes is None and not input_forget
     own: _ByFunctions = {("sigmoid", "tanh", "tanh"): ("lstm", [0, 2, 3, 1])} if plain else {}
     step = partial(_lstm_step, input_forget=bool(input_forget), rounded=rounded)
