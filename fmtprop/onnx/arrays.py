@@ -66,13 +66,16 @@ def reader_of(arg: NodeArg) -> Callable[[Any], Any]:
     dtype = _numpy_type(arg) if arg.type.startswith("tensor(") else None
     if dtype is None or not is_shared(dtype) or arg.shape is None:
         return partial(value_of, arg=arg)
-    dims = tuple(arg.shape)
+    dims, last = tuple(arg.shape), None
 
     def read(given: Any) -> Any:
-        if type(given) is np.ndarray and given.dtype == dtype and (given.shape == dims or _fits(given.shape, dims)):
-            flags = given.flags
-            if flags.c_contiguous and flags.writeable:
-                return torch.from_numpy(given)
+        nonlocal last
+        if type(given) is np.ndarray and given.dtype == dtype:
+            shape = given.shape
+            if shape == last or _fits(shape, dims):
+                last, flags = shape, given.flags
+                if flags.c_contiguous and flags.writeable:
+                    return torch.from_numpy(given)
         return value_of(given, arg)
 
     return read

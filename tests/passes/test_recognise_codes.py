@@ -252,3 +252,23 @@ def test_blocks_of_onnx(tmp_path, block, kind, symmetric):
     expected = x.numpy().astype(np.float64) @ ((codes - wide[1]) * wide[0].astype(np.float64))
     assert np.abs(y - expected).max() <= 1e-5 * np.abs(expected).max()
     assert ops(net) == ["matmul_nbits"]
+
+
+def test_products_with_one_matrix_share_its_codes():
+    class Twice(nn.Module):
+        """As the steps of a recurrent layer."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.codes = nn.Buffer(numbers(DEPTH, DEPTH, low=-100, high=100).to(torch.int8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            matrix = self.codes.float() * 0.01
+            return torch.tanh(x @ matrix) @ matrix
+
+    module, x = Twice().eval(), torch.randn(1, DEPTH)
+    net = fp.compile(module, (x,), **OPTIONS)
+    products = [node for node in net.compilation.normal.nodes() if node.op == "matmul_nbits"]
+    assert len(products) == 2
+    assert len({net.compilation.normal.inputs(node.name)["weights"] for node in products}) == 1
+    torch.testing.assert_close(net(x), module(x), rtol=1e-4, atol=1e-4)

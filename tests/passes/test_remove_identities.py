@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fmtprop.ops import Concat, Expand, Permute, Reorder, Reshape, Slice, Sum
+from fmtprop.ops import Concat, Expand, Permute, Reduction, Reorder, Reshape, Slice, Sum
 from fmtprop.passes.rewrites.remove_identities import RemoveIdentities
 from tests.passes.rewriting import Builder, rewrite, summary
 
@@ -17,6 +17,9 @@ def test_every_kind_of_identity_goes():
     value = build.act(value, "linear", None, 1.0, 0.0)
     value = build.op("sum", Sum((1.0,)), src_0=value)
     value = build.op("concat", Concat(1), src_0=value)
+    value = build.op("reshape", Reshape((2, 1, 3)), src=value)
+    value = build.op("reduction", Reduction("mean", (1,)), src=value)
+    value = build.op("reshape", Reshape((2, 3)), src=value)
     assert summary(rewrite(build.output(value), RemoveIdentities())) == ["real"]
 
 
@@ -30,6 +33,13 @@ def test_what_changes_something_stays():
         build.act(x, "linear", "scale", 2.0, 0.0),
         build.act(x, "linear", "shift", 1.0, 1.0),
         build.op("sum", Sum((2.0,)), "twice", src_0=x),
+        build.op("reduction", Reduction("mean", (0, 1)), "mean", src=x),
+        build.op(
+            "reduction",
+            Reduction("norm_lp_sum", (1,), 1.0),
+            "magnitude",
+            src=build.op("reshape", Reshape((2, 1, 3)), "r", src=x),
+        ),
     )
     assert summary(rewrite(graph, RemoveIdentities())) == summary(graph)
 

@@ -127,6 +127,11 @@ def _shared(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 def array_of(value: Any) -> Any:
     """Return a value as a numpy array, a sequence as a list of them: the inverse of :func:`from_array`."""
+    if type(value) is torch.Tensor:
+        try:
+            return value.numpy()
+        except (RuntimeError, TypeError):  # lazy signs, a gradient; bfloat16
+            pass
     if isinstance(value, list):
         return [array_of(item) for item in value]
     if not isinstance(value, torch.Tensor):

@@ -57,29 +57,42 @@ class RecogniseCodes(NodePass):
     """
 
     def _visit(self, graph: Graph, node: Node) -> None:
-        if not isinstance(node.attrs, InnerProduct | MatMul):
+        if not _may_read_codes(graph, node):
             return
-        inputs = graph.inputs(node.name)
-        weights, src = graph.type_of(inputs["weights"]), graph.type_of(inputs["src"])
-        if weights.ndim != 2 or weights.size < LEAST_SIZE or src.ndim < 2 or not src.dtype.is_floating:
-            return
-        if isinstance(shown(graph, inputs["src"]).attrs, Dequantize | FakeQuantize):
-            return  # both operands are quantized: a product of bytes
-        way = _Way.to(graph, inputs["weights"])
+        matrix = graph.inputs(node.name)["weights"]
+        way = _Way.to(graph, matrix)
         coded = None if way is None else way.coded(turned=isinstance(node.attrs, MatMul))
-        if coded is None:
-            return
-        found = packed(coded.codes, coded.zero_points)
-        if found is None:
+        found = None if coded is None else packed(coded.codes, coded.zero_points)
+        if coded is None or found is None:
             return
         bits, codes, zero_points = found
-        if coded.order is not None:
-            inputs["src"] = _sorted(graph, node, inputs["src"], coded.order)
         given = {"weights": codes, "scales": coded.scales, "zero_points": zero_points}
-        for name, tensor in given.items():
-            if tensor is not None:
-                inputs[name] = new_constant(graph, tensor, node, node.origin)
-        multiply_codes(graph, node, inputs, MatMulNBits(bits, coded.group))
+        made = {
+            name: new_constant(graph, tensor, node, node.origin) for name, tensor in given.items() if tensor is not None
+        }
+        # the steps of a recurrent layer read one matrix
+        for name, _ in graph.reading(matrix):
+            reader = graph.node(name)
+            if type(reader.attrs) is not type(node.attrs) or not _may_read_codes(graph, reader, matrix):
+                continue
+            inputs = {**graph.inputs(name), **made}
+            if coded.order is not None:
+                inputs["src"] = _sorted(graph, reader, inputs["src"], coded.order)
+            multiply_codes(graph, reader, inputs, MatMulNBits(bits, coded.group))
+
+
+def _may_read_codes(graph: Graph, node: Node, matrix: Value | None = None) -> bool:
+    """Return whether a node is a product of numbers that are not quantized with a large matrix, such as a given one."""
+    if not isinstance(node.attrs, InnerProduct | MatMul):
+        return False
+    inputs = graph.inputs(node.name)
+    weights, src = graph.type_of(inputs["weights"]), graph.type_of(inputs["src"])
+    if weights.ndim != 2 or weights.size < LEAST_SIZE or src.ndim < 2 or not src.dtype.is_floating:
+        return False
+    # two quantized operands are a product of bytes
+    return matrix in (None, inputs["weights"]) and not isinstance(
+        shown(graph, inputs["src"]).attrs, Dequantize | FakeQuantize
+    )
 
 
 class _Way:

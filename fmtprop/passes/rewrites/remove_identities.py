@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fmtprop.ir import Category, Graph, Node, Value, opdef
 from fmtprop.ir.verify import is_identity_view
-from fmtprop.ops import Concat, Eltwise, Permute, Reshape, Sum
+from fmtprop.ops import Concat, Eltwise, Permute, Reduction, Reshape, Sum
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass
 
@@ -15,9 +15,10 @@ from fmtprop.passes.editing import bypass
 class RemoveIdentities(NodePass):
     """Remove identities and merge pairs of views.
 
-    Identities are views without effect, conversions to the same data type, ``linear`` with factor 1 and summand 0, and
-    sums and concatenations of one tensor. (Dropout is an identity too, but no importer makes a node of it.) A reshape
-    of a reshape becomes one reshape, a permutation of a permutation one permutation.
+    Identities are views without effect, conversions to the same data type, ``linear`` with factor 1 and summand 0,
+    sums and concatenations of one tensor, and sums, products, means and extremes along axes of size 1. (Dropout is an
+    identity too, but no importer makes a node of it.) A reshape of a reshape becomes one reshape, a permutation of a
+    permutation one permutation.
 
     Requires a well-formed graph without formats. Ensures that none of the above is left.
     """
@@ -54,6 +55,9 @@ def _source_of_identity(graph: Graph, node: Node) -> Value | None:
             return inputs["src_0"]
         case Concat() if len(inputs) == 1:
             return inputs["src_0"]
+        case Reduction(alg, axes) if not alg.startswith("norm"):  # which are of magnitudes
+            dims = graph.type_of(inputs["src"]).dims
+            return inputs["src"] if all(dims[axis] == 1 for axis in axes) else None
     if node.op == "reorder":
         return inputs["src"]
     if opdef(node.op).category is Category.VIEW and is_identity_view(graph, node):
