@@ -52,8 +52,12 @@ def _windows(
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
 ) -> Dims:
-    """Return the number of positions of a window along each axis; None if an argument is unusual."""
+    """Return the number of positions of a window along each axis; None if an argument is unusual.
+
+    `ceil_mode`: the last window may end behind the padding, but begins before it.
+    """
     found = []
     rows = [_each(value, len(dims)) for value in (kernel, stride, padding, dilation)]
     if not all(rows):
@@ -62,7 +66,8 @@ def _windows(
         room = size + 2 * p - d * (k - 1) - 1
         if min(k, s, d) < 1 or p < 0 or room < 0:
             return None
-        found.append(room // s + 1)
+        places = room // s + 1
+        found.append(places + (ceil_mode and room % s > 0 and places * s < size + p))
     return found
 
 
@@ -84,8 +89,6 @@ def _convolution(axes: int) -> Callable[..., Dims]:
     ) -> Dims:  # fmt: skip
         if not (_floats(src, weights, bias) and src.ndim == weights.ndim == axes + 2 and groups > 0):
             return None
-        if not (src.is_contiguous() and weights.is_contiguous()) and (axes > 1 or weights.shape[2] > 1):
-            return None  # a result may have the channels where the operands have them
         oc, ic = weights.shape[:2]
         if oc == 0 or oc % groups or ic * groups != src.shape[1] or (bias is not None and bias.shape != (oc,)):
             return None
@@ -136,12 +139,17 @@ def _matmul(a: Tensor, b: Tensor) -> Dims:
 
 
 def _pooling(
-    src: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int] = (1,)
+    src: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
 ) -> Dims:
     windows = _each(kernel, 2)
     if not _usual(src) or src.ndim != 4 or not windows or any(p > k // 2 for p, k in _pairs(padding, windows)):
         return None
-    found = _windows(src.shape[2:], windows, stride or windows, padding, dilation)
+    found = _windows(src.shape[2:], windows, stride or windows, padding, dilation, ceil_mode)
     return None if found is None else [*src.shape[:2], *found]
 
 
@@ -157,7 +165,7 @@ def _max_pool2d(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> Dims:
-    return None if ceil_mode else _pooling(src, kernel, stride, padding, dilation)
+    return _pooling(src, kernel, stride, padding, dilation, ceil_mode)
 
 
 def _avg_pool2d(
@@ -168,7 +176,7 @@ def _avg_pool2d(
     ceil_mode: bool = False,
     *_: Any,
 ) -> Dims:
-    return None if ceil_mode else _pooling(src, kernel, stride, padding)
+    return _pooling(src, kernel, stride, padding, (1,), ceil_mode)
 
 
 def _adaptive_pooling(src: Tensor, size: Sequence[int]) -> Dims:

@@ -117,9 +117,12 @@ CALLS: dict[Any, list[tuple[Any, ...]]] = {
         function: [
             (src, *rest)
             for src in [meta(2, 4, 9, 8), turned(2, 4, 9, 8), meta(4, 9, 8), meta(2, 4, 1, 1)]
-            for rest in [([3, 2],), ([3],), ([3, 2], [2, 1], [1, 1]), ([3, 2], [], [1, 0]), ([2, 2], [2], [2, 2])]
+            for rest in [
+                *[([3, 2],), ([3],), ([3, 2], [2, 1], [1, 1]), ([3, 2], [], [1, 0]), ([2, 2], [2], [2, 2])],
+                *[(kernel, [stride], [1], *spread, True) for kernel in ([3, 2], [2]) for stride in (2, 3, 5, 9)],
+            ]
         ]
-        for function in (ATEN.max_pool2d.default, ATEN.avg_pool2d.default)
+        for function, spread in ((ATEN.max_pool2d.default, ([1],)), (ATEN.avg_pool2d.default, ()))
     },
     ATEN.adaptive_avg_pool2d.default: [
         (meta(2, 4, 9, 8), [1, 1]),
