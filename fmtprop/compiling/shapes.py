@@ -47,8 +47,13 @@ class Shapes:
         """Take note of a finished compilation."""
         if compilation.idle:
             self._idle.setdefault(_structure(compilation.imported), compilation.idle)
-        if not compilation.is_like_another_shape:
-            self._chosen = [*self._chosen, (_sizes(compilation.imported), compilation.kept)][-_MOST:]
+        sizes = _sizes(compilation.imported)
+        if compilation.is_like_another_shape:  # those of another process have no implementations here
+            self._chosen = [
+                (of, compilation.kept if plan.is_checked and of == sizes else plan) for of, plan in self._chosen
+            ]
+        else:
+            self._chosen = [*self._chosen, (sizes, compilation.kept)][-_MOST:]
 
     def note_choices(self, formatted: Graph, rewrite: str, *, is_checked: bool = False) -> None:
         """Take note of the choices of another process: a formatted graph, and the name of the rewrite before it.

@@ -49,6 +49,11 @@ def candidate_of(node: Node) -> Candidate:
     return Candidate(choice.target, choice.impl, choice.operands, node.descs, choice.cost, False, choice.handle)
 
 
+def of_name(candidates: Iterable[Candidate], choice: Choice) -> Iterator[Candidate]:
+    """Return the candidates that have a choice's target and implementation."""
+    return (one for one in candidates if (one.target, one.impl) == (choice.target, choice.impl))
+
+
 #: operand and result names -> a concrete descriptor, or MemoryDesc.any if the target may choose
 Request = Mapping[str, MemoryDesc]
 
@@ -65,6 +70,9 @@ class Target(Protocol):
 
         `request`: for each operand (``post_op_k`` included) and each result, by name: a concrete format or `any`.
         """
+
+    def named(self, node: Node, request: Request, choice: Choice) -> Iterable[Candidate]:
+        """Yield the candidates that have a choice's target and implementation."""
 
     def reorder_cost(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
         """Return the estimated seconds of a reorder, 0 for equal formats, None if no reorder exists."""

@@ -16,7 +16,7 @@ from fmtprop import dnnl
 from fmtprop.errors import LoadError, PlanError, UnsupportedOpError
 from fmtprop.ir.node import Choice, Node
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.passes.target import Candidate, CostModel, Request
+from fmtprop.passes.target import Candidate, CostModel, Request, of_name
 from fmtprop.targets.bound import Bound, OwnStream, Place
 
 
@@ -67,6 +67,10 @@ class Provider(ABC):
     @abstractmethod
     def candidates(self, node: Node, request: Request) -> Iterable[Candidate]:
         """Yield every implementation that serves a request (:class:`fmtprop.passes.target.Target`)."""
+
+    def named(self, node: Node, request: Request, choice: Choice) -> Iterable[Candidate]:
+        """Yield the candidates with a choice's name (:class:`fmtprop.passes.target.Target`)."""
+        return of_name(self.candidates(node, request), choice)
 
     @abstractmethod
     def reorder_cost(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:

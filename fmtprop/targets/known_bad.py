@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Sequence
+from functools import lru_cache
 
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
@@ -372,7 +373,9 @@ def _bytes_by_gemm_with_bias(node: Node, formats: Request, impl: str) -> bool:
 
 def known_bad(version: Version, node: Node, formats: Request, impl: str) -> str | None:
     """Return the reason why this implementation must not be used with this library version, or None."""
-    for first, fixed, rule, why in _DEFECTS:
-        if first <= version < fixed and rule(node, formats, impl):
-            return why
-    return None
+    return next((why for rule, why in _defects_of(version) if rule(node, formats, impl)), None)
+
+
+@lru_cache(maxsize=4)
+def _defects_of(version: Version) -> list[tuple[_Rule, str]]:
+    return [(rule, why) for first, fixed, rule, why in _DEFECTS if first <= version < fixed]

@@ -7,19 +7,17 @@ nodes are ordered, buffered or run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from math import prod
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TypeVar
 
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError, FormatError, GraphError, ShapeError, UnsupportedOpError
-from fmtprop.ir import Bytes, Lowering, Node, OpDef, Primitive, loses_special_values, opdef, ports, result_names
-from fmtprop.jit import ALONE_NBYTES, CHUNK_NBYTES, Kernel, kernel_for, unavailable
-from fmtprop.layout import DataType, FormatKind, MemoryDesc
-from fmtprop.ops.building import NATIVE_FLOATS
-from fmtprop.ops.recurrent import Recurrent
+from fmtprop.ir import OPSET, Bytes, Choice, Lowering, Node, Primitive, loses_special_values, opdef, ports, result_names
+from fmtprop.jit import CHUNK_NBYTES, Kernel, kernel_for
+from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.assignment.formats import plain, worth_trying
-from fmtprop.passes.target import AS_GRADIENT, Candidate, Request, is_loop
+from fmtprop.passes.target import AS_GRADIENT, Candidate, Request, is_loop, of_name
 from fmtprop.targets.arguments import tail_arguments
 from fmtprop.targets.executable import Provider
 from fmtprop.targets.experts import ExpertsImplementation, experts_candidates
@@ -28,16 +26,11 @@ from fmtprop.targets.kernels import kernel_candidates
 from fmtprop.targets.known_bad import known_bad
 from fmtprop.targets.mkldnn.recurrent import recurrent_candidates
 from fmtprop.targets.primitive import PrimitiveImplementation, one_thread
+from fmtprop.targets.requests import computable, is_short, stored_in
 from fmtprop.targets.scaling import Function, Stored, byte_grids, chain_of, saturates, scaling_of, with_usual_scales
 
 #: rough costs of a reorder for comparing choices: seconds per call, bytes per second
 _CALL_SECONDS, _BYTES_PER_SECOND = 2e-6, 1e10
-
-#: multiplications up to which one thread is faster than several
-_ALONE_PRODUCTS = 1 << 16
-
-#: the same for each step of a recurrent layer, after which threads wait for each other: 3 to 6 us of one thread
-_ALONE_PRODUCTS_OF_STEP = 1 << 18
 
 #: optimized implementations of a request that each primitive offers, in oneDNN's order: later ones are rarely the best
 _IMPLEMENTATIONS = 3
@@ -91,6 +84,15 @@ class OneDnnTarget(Provider):
             self._answers[key] = _Answers(self._ask(node, request))
         return self._answers[key]
 
+    def named(self, node: Node, request: Request, choice: Choice) -> Iterable[Candidate]:
+        """Yield the implementations with a choice's name, and make no descriptors of the others."""
+        if choice.target != self.name:
+            found: Iterable[Candidate] = self._kernels(node, request)
+        else:
+            own = self._implementations(node, request, choice.impl)
+            found = chain(own, self._with_kernel(node, request, choice.impl))
+        return of_name(found, choice)
+
     def reorder_cost(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
         """Return a rough time by the bytes moved; None where the destination repeats elements, and for workspaces."""
         if src == dst:
@@ -118,13 +120,15 @@ class OneDnnTarget(Provider):
     def _ask(self, node: Node, request: Request) -> Iterator[Candidate]:
         """Yield all implementations, those of the node without a last post-op that a kernel can do, and a kernel's."""
         yield from self._implementations(node, request)
-        if byte_grids(node, _stored(request)):
+        yield from self._with_kernel(node, request)
+        yield from self._kernels(node, request)
+
+    def _kernels(self, node: Node, request: Request) -> Iterator[Candidate]:
+        """Yield the kernels that run alone."""
+        if byte_grids(node, stored_in(request)):  # other kernels of our own compute with real numbers
             if opdef(node.op).numbers.bytes(node.attrs) in _BY_KERNELS:
                 yield from self._not_rejected(node, kernel_candidates(node, request))
-            return  # other kernels of our own compute with real numbers
-        kernel = _kernel_of(node)
-        if kernel is not None and kernel.is_faster != (node.exact and loses_special_values(node)):
-            yield from self._with_kernel(node, request, kernel)
+            return
         yield from self._not_rejected(node, kernel_candidates(node, request))
         yield from self._not_rejected(node, recurrent_candidates(node, request))
         yield from self._not_rejected(node, experts_candidates(node, request))
@@ -134,10 +138,18 @@ class OneDnnTarget(Provider):
             if not self._is_rejected(node, candidate.impl, candidate.operands, candidate.results):
                 yield candidate
 
-    def _with_kernel(self, node: Node, request: Request, kernel: Kernel) -> Iterator[Candidate]:
+    def _with_kernel(self, node: Node, request: Request, named: str | None = None) -> Iterator[Candidate]:
         """Yield the implementations of a node without its last post-op, which a kernel does behind them."""
+        kernel = _kernel_of(node)
+        if kernel is None or kernel.is_faster == (node.exact and loses_special_values(node)):
+            return
+        if byte_grids(node, stored_in(request)):
+            return
         shorter = node.with_(post_ops=node.post_ops[:-1])
-        for candidate in self._implementations(shorter, request):
+        first = None if named is None else named.removesuffix(f"+{kernel.name}")
+        if first is not None and first == named:
+            return
+        for candidate in self._implementations(shorter, request, first):
             dst = candidate.results[0].at_start()
             impl = f"{candidate.impl}+{kernel.name}"
             # padding stays zero, as zeros do
@@ -146,11 +158,11 @@ class OneDnnTarget(Provider):
                 continue
             yield replace(candidate, impl=impl, handle=replace(candidate.handle, after=kernel))
 
-    def _implementations(self, node: Node, request: Request) -> Iterable[Candidate]:
-        """Return the op's own primitive's implementations, then those of its equivalents."""
-        usual = with_usual_scales(node, _stored(request))
+    def _implementations(self, node: Node, request: Request, named: str | None = None) -> Iterable[Candidate]:
+        """Return the op's own primitive's implementations, then those of its equivalents; maybe of one name alone."""
+        usual = with_usual_scales(node, stored_in(request))
         if usual is None:
-            return self._of_node(node, request)
+            return self._of_node(node, request, named)
         # numbers of post-ops decide nothing: layers that differ in scales alone are asked about once
         key = (usual.op, usual.attrs, _tail(usual), usual.exact, tuple(request), tuple(request.values()))
         if key not in self._usual:
@@ -161,11 +173,11 @@ class OneDnnTarget(Provider):
             if not self._is_rejected(node, candidate.impl, candidate.operands, candidate.results)
         )
 
-    def _of_node(self, node: Node, request: Request) -> Iterable[Candidate]:
-        if not _is_alone(node, request):
-            return self._offers(node, request, is_alone=False)
+    def _of_node(self, node: Node, request: Request, named: str | None = None) -> Iterable[Candidate]:
+        if not is_short(node, request):
+            return self._offers(node, request, named, is_alone=False)
         with one_thread():
-            return list(self._offers(node, request, is_alone=True))
+            return list(self._offers(node, request, named, is_alone=True))
 
     def _rescaled(self, node: Node, request: Request, usual: Candidate) -> Candidate:
         """Return the candidate of a node with usual scales as one of the node itself."""
@@ -185,10 +197,10 @@ class OneDnnTarget(Provider):
             known[identity] = replace(usual, handle=replace(usual.handle, pd=usual.handle.pd.remade(recipe)))
         return known[identity]
 
-    def _offers(self, node: Node, request: Request, *, is_alone: bool) -> Iterator[Candidate]:
-        """Yield the implementations for the number of threads that is set now."""
+    def _offers(self, node: Node, request: Request, named: str | None, *, is_alone: bool) -> Iterator[Candidate]:
+        """Yield the implementations for the number of threads that is set now, of all names or of one."""
         declaration = opdef(node.op)
-        if declaration.primitive is None or not _computable(node, request):
+        if declaration.primitive is None or not computable(node, request):
             return
         if node.exact and loses_special_values(node):
             return
@@ -197,18 +209,27 @@ class OneDnnTarget(Provider):
         given = self._natives(node, request)
         if given is None:
             return
+        asked = _asked(node, request, is_alone=is_alone)
         for primitive in (declaration.primitive, *declaration.equivalents):
             is_own = primitive is declaration.primitive
+            if named is not None and declaration.equivalents and is_own == _is_of_equivalent(named):
+                continue
             lowering = _lower(node, primitive, *given)
             if lowering is None:
                 continue
-            optimized = 0
+            optimized, names = 0, set[str]()
             for pd in lowering.pd.walk():
                 is_ref = _is_ref(pd)
                 # slow code of another primitive is no alternative
                 if (is_ref and (node.exact or not is_own)) or _loses_in_sigmoid(node, pd):
                     continue
-                candidate = self._candidate(node, declaration, request, lowering, pd, known, is_alone=is_alone)
+                impl = _prefix(node, pd.kind) + pd.impl
+                if named not in (None, impl):
+                    names.update([] if is_ref else [impl])
+                    if len(names) == _IMPLEMENTATIONS:
+                        break
+                    continue
+                candidate = self._candidate(asked, lowering, pd, impl, known)
                 # oneDNN names an implementation again where its primitive cache knows an earlier one
                 if candidate is None or id(candidate) in seen:
                     continue
@@ -224,7 +245,7 @@ class OneDnnTarget(Provider):
         def made() -> tuple[dict[str, dnnl.NativeDesc], dnnl.PrimitiveAttr]:
             # a slice is told by its pointer: some implementations ignore offset0, others refuse or are slow with it
             natives = {name: dnnl.NativeDesc.from_desc(desc.at_start()) for name, desc in request.items()}
-            return natives, self._attributes(node, natives, _stored(request))
+            return natives, self._attributes(node, natives, stored_in(request))
 
         return _unless_declined(made)
 
@@ -237,52 +258,31 @@ class OneDnnTarget(Provider):
         return self._attrs[key]
 
     def _candidate(
-        self,
-        node: Node,
-        declaration: OpDef,
-        request: Request,
-        lowering: Lowering,
-        pd: dnnl.PrimitiveDesc,
-        known: dict[object, Candidate],
-        *,
-        is_alone: bool,
+        self, asked: _Asked, lowering: Lowering, pd: dnnl.PrimitiveDesc, impl: str, known: dict[object, Candidate]
     ) -> Candidate | None:
-        # oneDNN has no descriptor of these: they are row-major
-        slopes = {
-            name: plain(request[name])
-            for post_op in node.post_ops
-            if post_op.op == "prelu"
-            for name in post_op.operands
-        }
+        node, request = asked.node, asked.request
         try:
             formats = dict(lowering.resolve(pd))
-            tail = {
-                name: _tail_format(lowering, pd, number, request[name])
-                for name, number in tail_arguments(node, _stored(request))
-                if name not in slopes
-            }
+            tail = {name: _tail_format(lowering, pd, number, request[name]) for name, number in asked.tail}
         except (FormatError, ShapeError):  # this implementation's formats have no name in the op's dims
             return None
         for name, desc in request.items():
-            if desc.kind == "blocked" and name in formats and _is_native_form(formats[name], desc.at_start()):
+            if desc.kind == "blocked" and name in formats and _is_native_form(formats[name], asked.starts[name]):
                 formats[name] = desc
-        tail |= slopes
-        # a gradient is of the same kind as its op, and oneDNN has one kind for all recurrent layers
-        impl = pd.impl if node.op.startswith(pd.kind) or pd.kind == "rnn" else f"{pd.kind}:{pd.impl}"
+        tail |= asked.slopes
         if known_bad(dnnl.lib().version, node, {**request, **tail, **formats}, impl) is not None:
             return None
-        if saturates(node, _stored(request), impl, has_vnni=_has_vnni()):
+        if node.grids and saturates(node, asked.stored, impl, has_vnni=_has_vnni()):
             return None
         if node.residual is not None:
             tail[node.residual] = formats["dst"]
-        names = result_names(node)
-        operands = {name: tail.get(name) or formats[name] for name in request if name not in names}
-        results = tuple(formats[name] for name in names if name in request)
+        operands = {name: tail.get(name) or formats[name] for name in asked.operands}
+        results = tuple(formats[name] for name in asked.results)
         if self._is_rejected(node, impl, operands, results):
             return None
-        identity = (impl, tuple(operands), tuple(operands.values()), results)
+        identity = (impl, asked.operands, tuple(operands.values()), results)
         if identity not in known:
-            handle = PrimitiveImplementation(pd.sketch(), OneDnnTarget, is_alone=is_alone)
+            handle = PrimitiveImplementation(pd.sketch(), OneDnnTarget, is_alone=asked.is_alone)
             known[identity] = Candidate(self.name, impl, operands, results, 0.0, _is_ref(pd), handle)
         return known[identity]
 
@@ -290,6 +290,36 @@ class OneDnnTarget(Provider):
         self, node: Node, impl: str, operands: Mapping[str, MemoryDesc], results: tuple[MemoryDesc, ...]
     ) -> bool:
         return bool(self._rejected) and _identity(node, impl, operands, results) in self._rejected
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request, with what all implementations for it have in common."""
+
+    node: Node
+    request: Request
+    stored: Stored
+    #: names of operands and of results
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    #: post-ops' operands with the numbers of their arguments, and those of which oneDNN has no descriptor: row-major
+    tail: tuple[tuple[str, int], ...]
+    slopes: Mapping[str, MemoryDesc]
+    #: the formats with the tensors' own beginnings
+    starts: Mapping[str, MemoryDesc]
+    #: whether one thread computes it
+    is_alone: bool
+
+
+def _asked(node: Node, request: Request, *, is_alone: bool) -> _Asked:
+    names, stored = result_names(node), stored_in(request)
+    prelus = [post_op for post_op in node.post_ops if post_op.op == "prelu"]
+    slopes = {name: plain(request[name]) for post_op in prelus for name in post_op.operands}
+    tail = tuple(pair for pair in tail_arguments(node, stored) if pair[0] not in slopes)
+    operands = tuple(name for name in request if name not in names)
+    results = tuple(name for name in names if name in request)
+    starts = {name: desc.at_start() for name, desc in request.items()}
+    return _Asked(node, request, stored, operands, results, tail, slopes, starts, is_alone)
 
 
 class _Answers:
@@ -367,10 +397,6 @@ def _has_vnni() -> bool:
     return any(dnnl.lib().includes(isa) for isa in ("avx512_core_vnni", "avx2_vnni"))
 
 
-def _stored(request: Request) -> Stored:
-    return {name: desc.dtype for name, desc in request.items()}
-
-
 def _tail_format(lowering: Lowering, pd: dnnl.PrimitiveDesc, argument: int, asked: MemoryDesc) -> MemoryDesc:
     """Return the format of a post-op's operand: as requested, or oneDNN's choice for `any`."""
     depthwise = argument & dnnl.Arg.ATTR_POST_OP_DW
@@ -382,44 +408,6 @@ def _tail_format(lowering: Lowering, pd: dnnl.PrimitiveDesc, argument: int, aske
     if asked.kind != "any" and native.desc != asked:  # oneDNN chooses these and ignores the request
         raise FormatError(f"{pd.impl} takes its post-op's argument {argument} as {native.desc}, not as {asked}")
     return native.desc if lowering.tail is None else lowering.tail(native.desc, asked.dims)
-
-
-def _is_alone(node: Node, request: Request) -> bool:
-    """Whether a node is so short that one thread computes it sooner than others would start."""
-    linear = opdef(node.op).linear
-    if linear is not None:
-        src, weights, dst = (request[role].dims if role in request else () for role in linear.roles)
-        if not (src and weights and dst):
-            return False
-        products = linear.products(src, weights, dst)
-        if isinstance(node.attrs, Recurrent):
-            return products <= _ALONE_PRODUCTS_OF_STEP * src[0] and not unavailable()
-        if products > _ALONE_PRODUCTS:
-            return False
-    nbytes = sum(prod(desc.dims) * desc.dtype.nbytes for desc in request.values())
-    return nbytes <= 2 * ALONE_NBYTES and not unavailable()  # a row is read and written
-
-
-def _computable(node: Node, request: Request) -> bool:
-    """Whether oneDNN computes in these data types at all; a reorder also converts integers that it knows.
-
-    Where the CPU lacks f16 or bf16, oneDNN copies it number by number: 450 us for 9 600 of them, PyTorch takes 2 to 14.
-    PyTorch knows no blocks, so blocks of one type remain; a conversion is to or from strides, and f32 becomes blocks.
-    """
-    declaration, grids = opdef(node.op), byte_grids(node, _stored(request))
-    types = {desc.dtype for name, desc in request.items() if name not in grids}
-    if grids:
-        # no packing that scales real numbers: its compensation may be that of unrounded ones (a precaution, not shown)
-        packs = declaration.numbers.bytes(node.attrs) is Bytes.CONVERTED and request["dst"].kind is FormatKind.OPAQUE
-        return types <= NATIVE_FLOATS and not (packs and types)
-    if declaration.name == "reorder":
-        is_slow = any(dtype in types and not dnnl.supports(dtype) for dtype in (DataType.BF16, DataType.F16))
-        if is_slow and (len(types) > 1 or all(desc.is_plain for desc in request.values())):
-            return False
-        return types <= NATIVE_FLOATS or (len(types) == 1 and types <= {DataType.S32, DataType.S8, DataType.U8})
-    if any(one.is_workspace for one in (*declaration.operands, *declaration.results)):
-        types.discard(DataType.U8)
-    return types <= NATIVE_FLOATS  # nodes of other types run on the reference target
 
 
 def _tail(node: Node) -> object:
@@ -434,6 +422,16 @@ def _identity(node: Node, impl: str, operands: Mapping[str, MemoryDesc], results
     """Return an identity that equal primitives share, for any offsets of their tensors."""
     read = tuple((name, operands[name].at_start()) for name in sorted(operands))
     return (node.op, node.attrs, _tail(node), impl, read, tuple(desc.at_start() for desc in results))
+
+
+def _prefix(node: Node, kind: str) -> str:
+    """Return what stands before the names of a primitive's implementations: the kind of an equivalent one."""
+    # a gradient is of the same kind as its op, and oneDNN has one kind for all recurrent layers
+    return "" if node.op.startswith(kind) or kind == "rnn" else f"{kind}:"
+
+
+def _is_of_equivalent(impl: str) -> bool:
+    return impl.partition(":")[0] in OPSET
 
 
 def _is_ref(pd: dnnl.PrimitiveDesc) -> bool:

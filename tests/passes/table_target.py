@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from fmtprop.ir.node import Node
+from fmtprop.ir.node import Choice, Node
 from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.ports import result_names, sources
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assignment.formats import worth_trying
-from fmtprop.passes.target import Candidate, Request
+from fmtprop.passes.target import Candidate, Request, of_name
 
 
 @dataclass
@@ -38,6 +38,9 @@ class TableTarget:
         results = tuple(chosen.pop(name) for name in result_names(node))
         is_ref = (node.name, tag) in self.ref or (node.op, tag) in self.ref
         yield Candidate(self.name, "ref" if is_ref else "jit", chosen, results, 0.0, is_ref)
+
+    def named(self, node: Node, request: Request, choice: Choice) -> Iterator[Candidate]:
+        return of_name(self.candidates(node, request), choice)
 
     def reorder_cost(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
         return 0.0 if src == dst else float(src.nbytes + dst.nbytes)

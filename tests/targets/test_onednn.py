@@ -64,6 +64,24 @@ def test_any_becomes_concrete_and_the_best_comes_first(target):
     assert offers[0].handle.pd.index == 0
 
 
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("tail", [(), (RELU,), (PostOp("eltwise", Eltwise("swish", 1.0)),)])
+def test_a_name_finds_the_implementations_that_have_it(target, kernel, tail):
+    attrs = Conv((1, 1), (0, 0), (0, 0), (0, 0))
+    formats = {"src": MemoryDesc(IMAGE, "f32"), "weights": MemoryDesc.any((32, 16, kernel, kernel), "f32")}
+    size = IMAGE[2] - kernel + 1
+    node = Node("conv", "convolution", attrs, (TensorType((2, 32, size, size)),), post_ops=tail)
+    asked = request(node, formats)
+    offers = list(target.candidates(node, asked))
+    assert len({offer.impl for offer in offers}) > 1
+    for offer in offers:
+        found = list(OneDnnTarget().named(node, asked, offer.choice("")))
+        same = [one for one in offers if (one.target, one.impl) == (offer.target, offer.impl)]
+        assert [(one.operands, one.results) for one in found] == [(one.operands, one.results) for one in same]
+        assert {(one.target, one.impl) for one in found} == {(offer.target, offer.impl)}
+    assert not list(target.named(node, asked, replace(offers[0].choice(""), impl="jit:unknown")))
+
+
 def test_a_concrete_request_is_served_as_asked(target):
     node, formats = convolution()
     plain = MemoryDesc((2, 16, 10, 10), "f32")

@@ -209,12 +209,12 @@ class _Transfer(Assignment):
         }
         free = {name: unspecified(desc) for name, desc in written.items()}
         # some implementations take only the formats of results, or of weights, that they choose themselves
-        for asked in ({**parameters, **written}, {**parameters, **free}, written, free):
-            for candidate in target.candidates(node, {**given, **asked}):
+        given_parameters = (written, free) if parameters else ()
+        for asked in ({**parameters, **written}, {**parameters, **free}, *given_parameters):
+            for candidate in target.named(node, {**given, **asked}, choice):
                 # a target's format never includes the beginning of a slice
                 reads = all(candidate.operands[name] in (desc, desc.at_start()) for name, desc in given.items())
-                is_same = (candidate.target, candidate.impl) == (choice.target, choice.impl)
-                if reads and is_same and candidate.results == wanted:
+                if reads and candidate.results == wanted:
                     return replace(candidate, operands=dict(given))
         return None
 

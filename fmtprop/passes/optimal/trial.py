@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from fmtprop.ir import Graph, Node, Role, TensorType, Value, ports
+from fmtprop.ir import Choice, Graph, Node, Role, TensorType, Value, ports
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.tensors import Constant, torch_dtype
@@ -18,7 +18,7 @@ from fmtprop.passes.base import Pipeline
 from fmtprop.passes.optimal.assign import OptimalFormats
 from fmtprop.passes.optimal.composition import Composition
 from fmtprop.passes.optimal.variants import EXPANSIONS
-from fmtprop.passes.target import Candidate, Request, Target
+from fmtprop.passes.target import Candidate, Request, Target, of_name
 from fmtprop.passes.variants.expand import ExpandingPass, constant_behind
 from fmtprop.passes.variants.winograd import Winograd
 
@@ -85,6 +85,10 @@ class _Unblocked:
             read = [candidate.operands[name] for name in activations if name in candidate.operands]
             if all(map(_is_unblocked, (*read, *candidate.results))):
                 yield candidate
+
+    def named(self, node: Node, request: Request, choice: Choice) -> Iterator[Candidate]:
+        """Yield the candidates with a choice's name."""
+        return of_name(self.candidates(node, request), choice)
 
     def formats(self, dims: tuple[int, ...], dtype: DataType) -> list[MemoryDesc]:
         """Return the formats to try: only channels-last if no node is exempt, since few views of others are free."""
