@@ -106,6 +106,7 @@ def usual_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
     from fmtprop.tuning import costs
     from fmtprop.tuning.peaks import FOOTPRINTS, Peaks
 
-    reading = dict(zip(FOOTPRINTS, (3e10, 2.5e10, 2e10), strict=True))
-    peaks = Peaks({DataType.F32: 1.8e11, DataType.BF16: 3e11}, reading, 5e10, 3e-6)
+    reading = dict(zip(FOOTPRINTS, (3e10, 2.5e10, 2e10, 2e10), strict=True))
+    streaming = {footprint: 1.4 * rate for footprint, rate in reading.items()}
+    peaks = Peaks({DataType.F32: 1.8e11, DataType.BF16: 3e11}, reading, 5e10, 3e-6, streaming)
     monkeypatch.setattr(costs, "peaks", lambda *_: peaks)

@@ -119,9 +119,9 @@ class Implementation(ABC):
     #: whether a result may overwrite an operand, if the op's declaration permits it
     overwrites = False
 
-    #: for modelled costs: whether it moves bytes as fast as a copy, for any op; whether PyTorch's operators
-    #: compute it
-    moves_freely, by_operators = False, False
+    #: for modelled costs: whether it moves bytes as fast as a copy, for any op; whether PyTorch's operators compute it,
+    #: or a kernel of the project's own
+    moves_freely, by_operators, by_kernel = False, False, False
 
     #: whether it allocates its results in each run, from operands as tensors; otherwise they are written to places
     makes_results = False

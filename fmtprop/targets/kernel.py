@@ -26,6 +26,8 @@ class KernelImplementation(Implementation):
 
     kernel: StandaloneKernel
 
+    by_kernel = True
+
     #: makes the target that offers kernels, which sets this
     offered_by: ClassVar[Callable[[], Provider]]
 

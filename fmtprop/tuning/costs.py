@@ -24,7 +24,7 @@ from fmtprop.tuning.identity import describe, describe_reorder, group_of, identi
 from fmtprop.tuning.measure import Progress
 from fmtprop.tuning.paces import Family, Paces
 from fmtprop.tuning.peaks import keys_of_peaks, nominal_peaks, peaks
-from fmtprop.tuning.roofline import CACHE_NBYTES, ModelCosts
+from fmtprop.tuning.roofline import ModelCosts
 from fmtprop.tuning.tuner import Group, Tuner
 
 #: values of the option `tune`
@@ -102,28 +102,26 @@ def costs_for(
     `tune`: ``"nominal"`` measures nothing at all (``deterministic=True``), ``"model"`` only the machine's peaks, once.
     ``"measure"`` measures the figures that the cache lacks. ``"remeasure"`` measures all figures and replaces the
     cache's. ``"auto"`` uses the cache's figures if it has all for a node, and the model otherwise.
-    `activations_nbytes`: largest number of bytes of activations that a node reads and writes, if known; it decides from
-    which level of memory they come. `budget`: seconds for measuring; 0 to measure nothing. Default: no limit.
-    `progress`: told (done, total) while problems are measured. `store`: figures measured before. Default: the user's
-    store. `target`: target of the nodes; its reorders are timed. Default: oneDNN.
+    `activations_nbytes`: largest number of bytes of activations that a node reads and writes, if known; together with
+    that of weights, it decides from which level of memory weights come. `budget`: seconds for measuring; 0 to measure
+    nothing. Default: no limit. `progress`: told (done, total) while problems are measured. `store`: figures measured
+    before. Default: the user's store. `target`: target of the nodes; its reorders are timed. Default: oneDNN.
     """
     if tune not in (*TUNES, NOMINAL):
         raise FmtpropError(f"unknown tune {tune!r}; known: {', '.join(TUNES)}")
     known, target = store if store is not None else Store(), target or OneDnnTarget()
-    model = target.model()
+    model, footprint = target.model(), weights_nbytes + (activations_nbytes or 0)
     if model is None and tune == NOMINAL:
-        model = ModelCosts(nominal_peaks(), weights_nbytes, dnnl.lib().lanes)
-    model = model if model is not None else _roofline(known, weights_nbytes, activations_nbytes)
+        model = ModelCosts(nominal_peaks(), footprint, dnnl.lib().lanes)
+    model = model if model is not None else _roofline(known, footprint)
     paces = Paces(None if tune == NOMINAL else known)
     tune = "model" if tune == NOMINAL else tune
     return TunedCosts(model, known, tune, weights_nbytes, inf if budget is None else budget, progress, target, paces)
 
 
-def _roofline(known: Store, weights_nbytes: int, activations_nbytes: int | None) -> ModelCosts:
+def _roofline(known: Store, footprint: int) -> ModelCosts:
     """Return the model of a oneDNN library on this machine."""
-    small = activations_nbytes is not None and activations_nbytes <= CACHE_NBYTES
-    figures = peaks(known, weights_nbytes) if small else peaks(known)
-    return ModelCosts(figures, weights_nbytes, dnnl.lib().lanes)
+    return ModelCosts(peaks(known, footprint), footprint, dnnl.lib().lanes)
 
 
 class TunedCosts:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from math import exp, log
 from statistics import median
@@ -16,20 +16,26 @@ from time import perf_counter, sleep
 import torch
 
 from fmtprop import dnnl
+from fmtprop.jit import GemvKernel, Work, kernel_for, offered
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.building import native
 from fmtprop.store import Store, key_of
 from fmtprop.system.waiting import Waiting
-from fmtprop.targets.bound import MovableMemory, OwnStream
+from fmtprop.targets.bound import Bound, MovableMemory, OwnStream
+from fmtprop.targets.executable import threads_here
 from fmtprop.targets.memory import huge_bytes
 from fmtprop.targets.primitive import bind_primitive
 
 #: bytes of the buffers from which weights are streamed repeatedly: smaller and larger than a usual last-level cache
-#: (up to the size of a network's weights; its first compilation needs this memory for a moment)
-FOOTPRINTS = (8 << 20, 24 << 20, 64 << 20)
+#: (up to the size of a network's weights; its first compilation needs this memory for a moment). A cache of 32 MiB
+#: keeps a part of 64
+FOOTPRINTS = (8 << 20, 24 << 20, 64 << 20, 128 << 20)
+
+#: bytes that an element-wise op reads and writes, in the second or last cache on most machines; and more than that
+_COPIED_NBYTES, MOVED = 2 << 20, (8 << 20, 32 << 20)
 
 #: bytes of memory for measuring the other figures
-_LEAST_NBYTES = 16 << 20
+_LEAST_NBYTES = MOVED[-1]
 
 #: seconds of uninterrupted work whose median counts: a shorter burst runs at a higher frequency, or while the other
 #: virtual CPU of a core rests (two threads on one such core: 279 GFLOP/s for moments, 157 in a run)
@@ -38,8 +44,11 @@ _LASTING_SECONDS = 0.03
 #: executions during which a thread waited for a processor do not count, unless there are no others for so long
 _DISTURBED_SECONDS = 0.5
 
-#: bytes of one call's weights in a stream
-_CHUNK_NBYTES = 4 << 20
+#: numbers of a row of one call's weights in a stream, their bytes, and bytes before them
+_SIDE, _CHUNK_NBYTES, _START = 1 << 10, 4 << 20, 1 << 16
+
+#: bytes from one argument of a call in cache to the next
+_STRIDE = 4 << 20
 
 #: least attempts to measure everything, seconds between them (a neighbour's moment ends in between), and seconds after
 #: which there is no further attempt
@@ -52,7 +61,7 @@ _SAME_RATIO = 1.5
 
 #: start of a figure's name -> the least value on any machine with AVX2 or later. A smaller value was measured while
 #: others used the machine and threads waited for each other
-_LEAST = {"reading": 1e9, "copying": 2e9}
+_LEAST = {"reading": 1e9, "streaming": 1e9, "copying": 2e9, "moving": 5e8, "functions": 1e8}
 SLOWEST_CALL_SECONDS = 1e-4
 
 #: the same for arithmetic: cycles a second, with a multiplication and an addition in each lane of one thread's vectors
@@ -60,9 +69,9 @@ SLOWEST_CALL_SECONDS = 1e-4
 _LEAST_CYCLES_PER_SECOND = 1e9
 
 #: figures of no machine but between those of many: cycles a second; bytes that a thread reads from caches and from
-#: memory a second, and threads that all of it serves; seconds of a call
+#: memory a second, and threads that all of it serves; how much faster a kernel of few rows reads; seconds of a call
 _NOMINAL_CYCLES_PER_SECOND, _NOMINAL_NEAR, _NOMINAL_FAR = 3e9, 2e10, 1e10
-_NOMINAL_READERS, _NOMINAL_CALL_SECONDS = 8, 1e-6
+_NOMINAL_READERS, _NOMINAL_STREAMING, _NOMINAL_CALL_SECONDS = 8, 1.4, 1e-6
 
 #: data types with a separate figure of arithmetic
 _TYPES = (DataType.F32, DataType.BF16, DataType.F16, DataType.U8)
@@ -82,26 +91,45 @@ class Peaks:
     copying: float
     #: seconds of a primitive without work
     call: float
+    #: the same as `reading` for the project's own kernel of few rows; without any, what `reading` has
+    streaming: Mapping[int, float] = field(default_factory=dict)
+    #: bytes -> the same as `copying` for so many, read and written: of :data:`MOVED`, in ascending order; without any,
+    #: the last ones come from memory
+    moving: Mapping[int, float] = field(default_factory=dict)
+    #: numbers per second of which the project's own kernels compute a costly function in cache; 0 if it is unknown
+    functions: float = 0.0
 
     @property
     def memory(self) -> float:
         """Bytes per second of the largest measured footprint: main memory, if it was requested."""
         return self.reading[max(self.reading)]
 
-    def rate(self, footprint: int) -> float:
+    def rate(self, footprint: int, *, by_kernel: bool = False) -> float:
         """Return the bytes per second of reading data that is used once per round over ``footprint`` bytes.
 
-        >>> peaks = Peaks({}, dict.fromkeys(FOOTPRINTS[:-1], 4e10) | {FOOTPRINTS[-1]: 1e10}, 4e10, 1e-6)
+        `by_kernel`: in a product of few rows by a kernel of the project's own.
+
+        >>> peaks = Peaks({}, {8 << 20: 4e10, 24 << 20: 4e10, 64 << 20: 1e10}, 4e10, 1e-6)
         >>> [round(peaks.rate(footprint) / 1e9) for footprint in (1000, 40 << 20, 10**12)]
         [40, 19, 10]
         """
-        known = sorted(self.reading)
-        after = bisect_left(known, footprint)
-        if after == 0 or after == len(known):
-            return self.reading[known[min(after, len(known) - 1)]]
-        low, high = known[after - 1], known[after]
-        part = log(footprint / low) / log(high / low)
-        return exp((1 - part) * log(self.reading[low]) + part * log(self.reading[high]))
+        return _between(self.streaming if by_kernel and self.streaming else self.reading, footprint)
+
+    def moves(self, nbytes: int) -> float:
+        """Return the bytes per second of an element-wise op that reads and writes ``nbytes``."""
+        far = self.moving or {MOVED[0]: self.copying, MOVED[-1]: min(self.memory, self.copying)}
+        return _between({_COPIED_NBYTES: self.copying, **far}, nbytes)
+
+
+def _between(known: Mapping[int, float], size: int) -> float:
+    """Return the figure of a size, by those of the sizes below and above."""
+    sizes = sorted(known)
+    after = bisect_left(sizes, size)
+    if after in (0, len(sizes)):
+        return known[sizes[min(after, len(sizes) - 1)]]
+    low, high = sizes[after - 1], sizes[after]
+    part = log(size / low) / log(high / low)
+    return exp((1 - part) * log(known[low]) + part * log(known[high]))
 
 
 def peaks(store: Store, footprint: int = FOOTPRINTS[-1]) -> Peaks:
@@ -112,21 +140,27 @@ def peaks(store: Store, footprint: int = FOOTPRINTS[-1]) -> Peaks:
     types, keys = _types(), keys_of_peaks()
     asked = FOOTPRINTS[: bisect_left(FOOTPRINTS, footprint) + 1]
     known = {name: value for name, key in keys.items() if (value := store.figure(key)) is not None}
-    wanted = {"copying", "call", *(f"flops {dtype}" for dtype in types), *(f"reading {n}" for n in asked)}
+    wanted = {"copying", "call", *(f"flops {dtype}" for dtype in types), *(f"moving {n}" for n in MOVED)}
+    wanted |= {"functions", *(f"{kind} {n}" for kind in _BY_FOOTPRINT for n in asked)}
     if missing := wanted - known.keys():
         measured = {name: value for name, value in measure(types, asked).items() if name in missing}
         plausible = {name: _plausible(name, value) for name, value in measured.items()}
         if plausible == measured:  # otherwise the next compilation tries again
             store.add_figures({keys[name]: value for name, value in measured.items()})
         known |= plausible
-    reading = {n: known[f"reading {n}"] for n in FOOTPRINTS if f"reading {n}" in known}
-    return Peaks(
-        {dtype: known[f"flops {dtype}"] for dtype in types},
-        # a larger footprint is never read faster: a higher figure is noise
-        dict(zip(reading, accumulate(reading.values(), min), strict=True)),
-        known["copying"],
-        known["call"],
-    )
+    # a larger footprint is never read faster: a higher figure is noise
+    reading, streaming = (_falling({n: known.get(f"{kind} {n}") for n in FOOTPRINTS}) for kind in _BY_FOOTPRINT)
+    moving = _falling({0: known["copying"]} | {n: known[f"moving {n}"] for n in MOVED})
+    flops = {dtype: known[f"flops {dtype}"] for dtype in types}
+    # where memory is what limits both, either figure is that of both
+    streaming = {n: max(rate, reading[n]) for n, rate in streaming.items()}
+    return Peaks(flops, reading, moving.pop(0), known["call"], streaming, moving, known["functions"])
+
+
+def _falling(figures: Mapping[int, float | None]) -> dict[int, float]:
+    """Return the figures that are known, each at most the one before."""
+    known = {size: figure for size, figure in figures.items() if figure is not None}
+    return dict(zip(known, accumulate(known.values(), min), strict=True))
 
 
 def are_measured(store: Store) -> bool:
@@ -143,8 +177,9 @@ def nominal_peaks() -> Peaks:
     if DataType.BF16 in found:  # pairs of products, or tiles of them
         found[DataType.BF16] = flops * (8 if "amx" in str(library.isa) else 2)
     near, far = (speed * min(library.threads, _NOMINAL_READERS) for speed in (_NOMINAL_NEAR, _NOMINAL_FAR))
-    reading = {FOOTPRINTS[0]: near, FOOTPRINTS[1]: near, FOOTPRINTS[-1]: far}
-    return Peaks(found, reading, near, _NOMINAL_CALL_SECONDS * (1 if library.threads == 1 else 2))
+    reading = {FOOTPRINTS[0]: near, FOOTPRINTS[1]: near, FOOTPRINTS[2]: far}
+    streaming = {footprint: rate * _NOMINAL_STREAMING for footprint, rate in reading.items()}
+    return Peaks(found, reading, near, _NOMINAL_CALL_SECONDS * (1 if library.threads == 1 else 2), streaming)
 
 
 def improve(store: Store) -> bool:
@@ -166,7 +201,8 @@ def _types() -> list[DataType]:
 
 def keys_of_peaks() -> dict[str, str]:
     """Return the key of each figure in a store, by its name; also of types that this machine lacks."""
-    names = [*(f"flops {dtype}" for dtype in _TYPES), "copying", "call", *(f"reading {n}" for n in FOOTPRINTS)]
+    names = [*(f"flops {dtype}" for dtype in _TYPES), "copying", "call", "functions", *(f"moving {n}" for n in MOVED)]
+    names += [f"{kind} {n}" for kind in _BY_FOOTPRINT for n in FOOTPRINTS]
     return {name: key_of({"peak": name}) for name in names}
 
 
@@ -213,11 +249,13 @@ def _plausible(name: str, figure: float) -> float:
 
 def _attempt(types: list[DataType], footprints: tuple[int, ...], memory: torch.Tensor) -> dict[str, float]:
     found = {f"flops {dtype}": _flops(dtype, memory) for dtype in types}
-    found |= {f"reading {n}": value for n, value in _reading(footprints, memory).items()}
+    for kind, make in _BY_FOOTPRINT.items():
+        found |= {f"{kind} {n}": value for n, value in _reading(footprints, memory, make).items()}
     found["call"] = call = _copy_seconds(16, memory)
-    elements = 1 << 18
-    whole = _copy_seconds(elements, memory)
-    found["copying"] = 8 * elements / max(whole - call, whole / 2)  # a call cannot take most of the time
+    found["functions"] = _functions(memory)
+    for name, nbytes in {"copying": _COPIED_NBYTES, **{f"moving {n}": n for n in MOVED}}.items():
+        whole = _copy_seconds(nbytes // 8, memory)
+        found[name] = nbytes / max(whole - call, whole / 2)  # a call cannot take most of the time
     return found
 
 
@@ -240,41 +278,69 @@ def _flops(dtype: DataType, memory: torch.Tensor) -> float:
         # the library's first or second implementation is its best
         for pd in islice(first.implementations(), 2):
             operations = 2.0 * size * size * channels * channels * 9
-            best = max(best, operations / _lasting(pd, ("SRC", "WEIGHTS", "DST"), memory))
+            call = _Timed.primitive(pd, ("src", "weights", "dst"), memory, _STRIDE)
+            best = max(best, operations / _lasting(call))
     return best
 
 
-def _reading(footprints: tuple[int, ...], memory: torch.Tensor) -> dict[int, float]:
+def _reading(
+    footprints: tuple[int, ...], memory: torch.Tensor, make: Callable[[torch.Tensor], _Timed]
+) -> dict[int, float]:
     """Return, for each footprint, the bytes per second of products of one row with weights that cycle through it."""
-    size = 1024
-    src, weights, dst = (native(MemoryDesc(dims, DataType.F32)) for dims in ((1, size), (size, size), (1, size)))
-    found = {}
-    with dnnl.create(dnnl.InnerProduct(src=src, weights=weights, dst=dst)) as pd:
-        start = 1 << 16
-        call = _Timed(pd, ("SRC", "WEIGHTS", "DST"), memory, start)
-        for footprint in footprints:
-            offsets = range(start, footprint - _CHUNK_NBYTES + 1, _CHUNK_NBYTES) or range(start, start + 1)
-            times: list[float] = []
-            # the first round prepares the caches for the second
-            for _ in range(max(2, -(-12 // len(offsets)))):
-                times = []
-                for offset in offsets:
-                    call.memories["WEIGHTS"].put(memory[offset:])
-                    times.append(call.seconds())
-            found[footprint] = _CHUNK_NBYTES / sorted(times)[len(times) // 4]
-        call.close()
+    found, call = {}, make(memory)
+    for footprint in footprints:
+        offsets = range(_START, footprint - _CHUNK_NBYTES + 1, _CHUNK_NBYTES) or range(_START, _START + 1)
+        times: list[float] = []
+        # the first round prepares the caches for the second
+        for _ in range(max(2, -(-12 // len(offsets)))):
+            times = []
+            for offset in offsets:
+                call.memories["weights"].put(memory[offset:])
+                times.append(call.seconds())
+        found[footprint] = _CHUNK_NBYTES / sorted(times)[len(times) // 4]
+    call.close()
     return found
 
 
-def _copy_seconds(elements: int, memory: torch.Tensor) -> float:
+def _product(memory: torch.Tensor) -> _Timed:
+    """Return the library's product of one row."""
+    src, weights, dst = (native(MemoryDesc(dims, DataType.F32)) for dims in ((1, _SIDE), (_SIDE, _SIDE), (1, _SIDE)))
+    with dnnl.create(dnnl.InnerProduct(src=src, weights=weights, dst=dst)) as pd:
+        return _Timed.primitive(pd, ("src", "weights", "dst"), memory, _START)
+
+
+def _own_product(memory: torch.Tensor) -> _Timed:
+    """Return the project's own product of one row; the library's if this machine has none."""
+    kernel = offered(GemvKernel(_SIDE, _SIDE, DataType.F32, DataType.F32))
+    if kernel is None:
+        return _product(memory)
+    work, memories = kernel.work(threads_here()), {}
+    for index, name in enumerate(("src", "weights", "dst")):
+        memories[name] = MovableMemory()
+        memories[name].follow(work.point[name], 0)
+        memories[name].put(memory[index * _START :])
+    return _Timed(Bound(work.calls, keep=[work]), memories, OwnStream())
+
+
+def _functions(memory: torch.Tensor) -> float:
+    """Return the numbers per second of the project's own SiLU in cache; of the library's if it has none here."""
+    numbers = 1 << 16
+    kernel = kernel_for("swish", 1.0, 0.0, DataType.F32)
+    if kernel is None:
+        return numbers / _copy_seconds(numbers, memory, "eltwise_swish")
+    work = Work(kernel, 4 * numbers)
+    work.set_data_handle(memory.data_ptr())
+    return numbers / _lasting(_Timed(Bound([work.call], keep=[work]), {}, OwnStream()))
+
+
+def _copy_seconds(elements: int, memory: torch.Tensor, alg: str = "eltwise_relu") -> float:
     desc = native(MemoryDesc((elements,), DataType.F32))
-    with dnnl.create(dnnl.Eltwise(src=desc, dst=desc, alg="eltwise_relu")) as pd:
-        return _lasting(pd, ("SRC", "DST"), memory, most_rounds=20)
+    with dnnl.create(dnnl.Eltwise(src=desc, dst=desc, alg=alg, alpha=float(alg != "eltwise_relu"))) as pd:
+        return _lasting(_Timed.primitive(pd, ("src", "dst"), memory, max(_STRIDE, 4 * elements)), most_rounds=20)
 
 
-def _lasting(pd: dnnl.PrimitiveDesc, names: tuple[str, ...], memory: torch.Tensor, most_rounds: int = 1 << 20) -> float:
-    """Return the median seconds of executions that follow each other for a while, as in a run."""
-    call = _Timed(pd, names, memory, 4 << 20)
+def _lasting(call: _Timed, most_rounds: int = 1 << 20) -> float:
+    """Return the median seconds of executions that follow each other for a while, as in a run; release the call."""
     call.seconds()
     start = perf_counter()
     times: list[float] = []
@@ -288,25 +354,40 @@ def _lasting(pd: dnnl.PrimitiveDesc, names: tuple[str, ...], memory: torch.Tenso
     return median(times)
 
 
+@dataclass(frozen=True)
 class _Timed:
-    """A primitive for repeated execution, with its arguments one after another in a block of memory."""
+    """A call for repeated execution, with its operands in a block of memory."""
 
-    def __init__(self, pd: dnnl.PrimitiveDesc, names: tuple[str, ...], memory: torch.Tensor, stride: int) -> None:
-        self._primitive, self._stream = dnnl.Primitive(pd), OwnStream()
-        self.memories = {name: MovableMemory() for name in names}
-        found = {name: pd.arg_md(int(dnnl.Arg[name])) for name in names}
-        arguments = [(int(dnnl.Arg[n]), md, self.memories[n], 0) for n, md in found.items() if md is not None]
+    bound: Bound
+    memories: Mapping[str, MovableMemory]
+    stream: OwnStream
+    primitives: tuple[dnnl.Primitive, ...] = ()
+
+    @classmethod
+    def primitive(cls, pd: dnnl.PrimitiveDesc, names: tuple[str, ...], memory: torch.Tensor, stride: int) -> _Timed:
+        """Return a primitive with its arguments one after another; the primitive descriptor stays the caller's."""
+        primitive, stream = dnnl.Primitive(pd), OwnStream()
+        memories = {name: MovableMemory() for name in names}
+        places = {name: int(dnnl.Arg[name.upper()]) for name in names}
+        found = {name: pd.arg_md(place) for name, place in places.items()}
+        arguments = [(places[n], md, memories[n], 0) for n, md in found.items() if md is not None]
         scratchpad = MovableMemory(memory[len(names) * stride :])
-        self._bound = bind_primitive(self._primitive, arguments, scratchpad, self._stream)
+        bound = bind_primitive(primitive, arguments, scratchpad, stream)
         for index, name in enumerate(names):
-            self.memories[name].put(memory[index * stride :])
+            memories[name].put(memory[index * stride :])
+        return cls(bound, memories, stream, (primitive,))
 
     def seconds(self) -> float:
         """Execute once and return the seconds."""
-        return self._bound.seconds(self._stream)
+        return self.bound.seconds(self.stream)
 
     def close(self) -> None:
-        """Release the native objects, except the primitive descriptor, which belongs to the caller."""
-        self._bound.close()
-        self._primitive.close()
-        self._stream.close()
+        """Release the native objects."""
+        self.bound.close()
+        for primitive in self.primitives:
+            primitive.close()
+        self.stream.close()
+
+
+#: kinds of figures by footprint, and what reads
+_BY_FOOTPRINT: Mapping[str, Callable[[torch.Tensor], _Timed]] = {"reading": _product, "streaming": _own_product}

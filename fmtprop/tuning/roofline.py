@@ -40,15 +40,11 @@ _GENERAL_WINDOW, _GENERAL_GRADIENT = 120.0, 0.8
 #: part of its speed that the kernel of blocks reaches as the gradient of a convolution (v3.2)
 _GRADIENT_SHARE = 0.75
 
-#: operations per element of an element-wise function where a kernel of the project's own does it
+#: operations per element of a costly function where a kernel of the project's own does it, if its speed is unknown
 _KERNEL_OPERATIONS = 6.0
 
 #: share of the peak that other operations than products reach: they are not fused, and few follow each other
 _POINTWISE_SHARE = 0.2
-
-#: time of a product of few rows by a kernel that moves bytes like a copy, over that of oneDNN's product of one row, by
-#: which the bandwidth is measured (GPT-2's products of one row on Zen 4 with two threads: 0.55 to 0.75)
-_FEW_ROWS_SHARE = 0.7
 
 #: part of their op's pace that single implementations reach
 _SLOW = {
@@ -88,11 +84,6 @@ _PAGE_NBYTES, _BY_PAGES_SHARE = 4096, 0.6
 #: blocks, a transpose
 _REORDER = {"copy": 0.8, "block": 0.75, "transpose": 0.5}
 
-#: bytes of a step's activations beyond which these come from memory: no cache's size, but a figure of the model, found
-#: together with the others here where the last-level cache has 32 MiB. (With 32 MiB, all built-in graphs get the same
-#: plans as with 16 MiB; U-Net's is said to take 3 to 4 % less, of the others no cost changes.)
-CACHE_NBYTES = 16 << 20
-
 #: a measured time is impossible if its arithmetic, or its bytes, take more than this factor longer at the machine's
 #: peak. Not 1: filtering needs a quarter of the products, and a peak may be of a moment when another virtual machine
 #: had half of the core
@@ -127,19 +118,19 @@ _PYTORCH_WINDOW = (12.0, 100.0)
 class ModelCosts:
     """Costs by a roofline model.
 
-    `weights_nbytes`: bytes of all weights of the network: they are read from the cache that holds them all, or from
-    memory. `lanes`: elements of f32 in the vectors with which the machine reaches its peak.
+    `footprint`: bytes of all weights of the network, and of the activations of a step: weights are read once in each
+    run, from the cache that holds all of these, or from memory. `lanes`: elements of f32 in the vectors with which the
+    machine reaches its peak.
 
     The figures rank ways to run one node; between a node and another they are rough. They fit `Costs` of
     :mod:`fmtprop.passes.target`.
     """
 
-    def __init__(self, peaks: Peaks, weights_nbytes: int, lanes: int = _AVX2_LANES) -> None:
+    def __init__(self, peaks: Peaks, footprint: int, lanes: int = _AVX2_LANES) -> None:
         self.peaks, self._lanes = peaks, lanes
-        self._streaming = 1 / peaks.rate(weights_nbytes)
-        self._cached = 1 / peaks.copying
-        self._memory = 1 / min(peaks.memory, peaks.copying)
-        self._cache_nbytes = CACHE_NBYTES
+        self._streaming, self._by_kernel = (1 / peaks.rate(footprint, by_kernel=own) for own in (False, True))
+        self._functions = peaks.functions or peaks.flops[DataType.F32] * _POINTWISE_SHARE / _KERNEL_OPERATIONS
+        self._cached, self._few_rows_share = 1 / peaks.copying, peaks.rate(0, by_kernel=True) / peaks.rate(0)
 
     def prepare(
         self, work: Sequence[tuple[Node, Candidate]], reorders: Sequence[tuple[MemoryDesc, MemoryDesc]]
@@ -155,9 +146,11 @@ class ModelCosts:
             return self._reorder(operands["src"], dst)
         sizes = _sizes_along(node, operands, dst)
         linear, cost = linear_of(node), opdef(node.op).cost
-        share = 1.0 if _says(candidate, "moves_freely") else cost.pace
+        share, streaming = cost.pace, self._streaming
+        if _says(candidate, "moves_freely"):
+            share, streaming = (1.0, streaming) if linear is None else (self._few_rows_share, self._by_kernel)
         slow = {**_SLOW, **_SLOW_NARROW} if dst.dtype.nbytes < DataType.F32.nbytes else _SLOW
-        moved = self._moving(node, operands, candidate.results, share) / slow.get(candidate.impl, 1.0)
+        moved = self._moving(node, operands, candidate.results, share, streaming) / slow.get(candidate.impl, 1.0)
         peak = self._peak(operands.get("src", dst).dtype, dst.dtype)
         if _says(candidate, "by_operators"):
             return self._by_pytorch(node, operands, candidate.results, peak)
@@ -200,7 +193,7 @@ class ModelCosts:
             elif is_general(candidate.impl.rpartition("matmul:")[2]) and weights.dtype.nbytes == 1:
                 arithmetic += _GENERAL_PACKED * prod(weights.dims) / self.peaks.flops[DataType.F32]
             if _says(candidate, "moves_freely"):  # a kernel of few rows
-                arithmetic, moved = 0.0, moved * _FEW_ROWS_SHARE
+                arithmetic = 0.0
             elif candidate.impl.startswith("brg") and _is_transposed(linear, weights):
                 moved += 2 * weights.nbytes * self._cached
         # a post-op's arithmetic comes after the products, its operands with everything else that moves
@@ -218,9 +211,12 @@ class ModelCosts:
                 # a sum is a part of the product
                 arithmetic += (post_op.op != "sum") * _GENERAL_TAIL[_tail_kind(post_op)] * prod(before.dims) / peak
             else:
-                arithmetic += _operations(post_op.op, post_op.attrs) * prod(before.dims) / (peak * _POINTWISE_SHARE)
+                tail = _operations(post_op.op, post_op.attrs) / (peak * _POINTWISE_SHARE)
+                if _says(candidate, "by_kernel"):  # alone or behind sums, its instructions are the same
+                    tail = min(tail, 1 / self._functions)
+                arithmetic += tail * prod(before.dims)
         call = self.peaks.call * (_PRODUCT_CALL if linear is not None else 1.0)
-        after = self._kernel(dst, self.peaks.flops[DataType.F32]) if candidate.is_followed else 0.0
+        after = self._kernel(dst) if candidate.is_followed else 0.0
         return call + max(arithmetic, moved) + after
 
     def _peak(self, src: DataType, dst: DataType) -> float:
@@ -260,7 +256,7 @@ class ModelCosts:
         if share <= _PYTORCH_PASSES_SHARE and dst.dtype.is_floating:
             share *= min(dst.dtype.nbytes / DataType.F32.nbytes, 1.0)
         arithmetic = cost.by_pytorch(node.attrs) * prod(dst.dims) / (peak * _POINTWISE_SHARE)
-        seconds = max(arithmetic, self._moving(node, operands, results, share))
+        seconds = max(arithmetic, self._moving(node, operands, results, share, self._streaming))
         if linear is not None:
             reached = _PYTORCH_PACKED_SHARE if linear.windowed else _PYTORCH_PRODUCTS_SHARE
             reached = _PYTORCH_TRANSPOSED_SHARE if linear.transposed else reached
@@ -268,7 +264,7 @@ class ModelCosts:
             shape = shape_of(linear, src, weights)
             seconds += _products(linear, src, weights, out) / (peak * reached * efficiency("", shape) / efficiency(""))
         seconds += _PYTORCH_WINDOW[not across] * cost.window(node.attrs) * prod(dst.dims) / (peak * _POINTWISE_SHARE)
-        pace = self._cached if dst.nbytes <= self._cache_nbytes else self._memory
+        pace = 1 / self.peaks.moves(2 * dst.nbytes)
         for post_op in node.post_ops:
             share = _PYTORCH_COSTLY_SHARE if _operations(post_op.op, post_op.attrs) > 1 else _PYTORCH_TAIL_SHARE
             if opdef(post_op.op).cost.pytorch < _PYTORCH_PASSES_SHARE:  # several operators, as a rounding is
@@ -279,12 +275,10 @@ class ModelCosts:
         # it wakes its threads like any call, and Python's call is extra
         return self.peaks.call + (calls + len(node.post_ops)) * _PYTORCH_CALL_SECONDS + seconds
 
-    def _kernel(self, dst: MemoryDesc, peak: float) -> float:
+    def _kernel(self, dst: MemoryDesc) -> float:
         """Return the seconds of a kernel after a primitive: its data are still in a cache."""
-        pace = self._cached if dst.nbytes <= self._cache_nbytes else self._memory
-        return self.peaks.call + max(
-            _KERNEL_OPERATIONS * prod(dst.dims) / (peak * _POINTWISE_SHARE), 2 * dst.nbytes * pace
-        )
+        moved = 2 * dst.nbytes
+        return self.peaks.call + max(prod(dst.dims) / self._functions, moved / self.peaks.moves(moved))
 
     def reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
         """Return the seconds of a reorder, 0 for none, None for workspaces and where dst repeats elements."""
@@ -312,13 +306,18 @@ class ModelCosts:
 
     def _reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float:
         nbytes = src.nbytes + dst.nbytes
-        pace = self._cached if nbytes <= self._cache_nbytes else self._memory
-        return _REORDER_CALL * self.peaks.call + nbytes * max(pace, self._cached / _REORDER[_kind(src, dst)])
+        pace = max(1 / self.peaks.moves(nbytes), self._cached / _REORDER[_kind(src, dst)])
+        return _REORDER_CALL * self.peaks.call + nbytes * pace
 
     def _moving(
-        self, node: Node, operands: Mapping[str, MemoryDesc], results: Sequence[MemoryDesc], share: float
+        self,
+        node: Node,
+        operands: Mapping[str, MemoryDesc],
+        results: Sequence[MemoryDesc],
+        share: float,
+        streaming: float,
     ) -> float:
-        """Return the seconds for all bytes: parameters from as far as all weights reach, activations from cache."""
+        """Return the seconds for all bytes: parameters from as far as all weights reach, activations from near."""
         parameters = activations = 0
         learned = identity.parameters(node.op, operands)
         for name, desc in operands.items():
@@ -327,8 +326,7 @@ class ModelCosts:
             else:
                 activations += desc.nbytes
         activations += sum(desc.nbytes for desc in results)
-        pace = self._cached if activations <= self._cache_nbytes else self._memory
-        return parameters * self._streaming + activations * pace / share
+        return parameters * streaming + activations / self.peaks.moves(activations) / share
 
 
 def _says(candidate: Candidate, name: str) -> bool:

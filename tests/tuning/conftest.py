@@ -16,5 +16,5 @@ def measured_peaks(tmp_path_factory: pytest.TempPathFactory) -> Peaks:
 @pytest.fixture
 def store(tmp_path: Path, measured_peaks: Peaks, monkeypatch: pytest.MonkeyPatch) -> Store:
     """An empty store, on a machine whose peaks are known."""
-    monkeypatch.setattr("fmtprop.tuning.costs.peaks", lambda _: measured_peaks)
+    monkeypatch.setattr("fmtprop.tuning.costs.peaks", lambda *_: measured_peaks)
     return Store(tmp_path / "store.sqlite")

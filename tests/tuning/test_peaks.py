@@ -13,20 +13,33 @@ from fmtprop import dnnl
 from fmtprop.layout import DataType
 from fmtprop.store import Store
 from fmtprop.tuning import peaks as module
-from fmtprop.tuning.peaks import FOOTPRINTS, Peaks, peaks
+from fmtprop.tuning.peaks import FOOTPRINTS, MOVED, Peaks, peaks
+
+
+def recorded(peaks: Peaks, footprints: Sequence[int] = FOOTPRINTS) -> dict[str, float]:
+    """Return figures under the names by which they are measured."""
+    found = {f"flops {dtype}": figure for dtype, figure in peaks.flops.items()}
+    found |= {f"reading {size}": peaks.reading[size] for size in footprints}
+    found |= {f"streaming {size}": peaks.streaming[size] for size in footprints}
+    found |= {f"moving {size}": figure for size, figure in peaks.moving.items()}
+    return found | {"copying": peaks.copying, "call": peaks.call, "functions": peaks.functions}
 
 
 def test_figures_are_possible(measured_peaks: Peaks) -> None:
-    figures = [*measured_peaks.flops.values(), *measured_peaks.reading.values(), measured_peaks.copying]
+    figures = [figure for name, figure in recorded(measured_peaks).items() if name != "call"]
     assert all(isfinite(figure) and 1e6 < figure < 1e16 for figure in figures)
     assert 0 < measured_peaks.call < 1e-1
     assert (DataType.BF16 in measured_peaks.flops) == dnnl.supports("bf16")
 
 
 def test_what_is_farther_away_is_not_read_faster(measured_peaks: Peaks) -> None:
-    rates = [measured_peaks.rate(size) for size in range(1 << 20, 256 << 20, 3 << 20)]
-    assert all(near >= far * (1 - 1e-12) for near, far in pairwise(rates))
-    assert rates[-1] == measured_peaks.memory == measured_peaks.reading[FOOTPRINTS[-1]]
+    sizes = range(1 << 20, 300 << 20, 3 << 20)
+    for rate in (measured_peaks.rate, partial(measured_peaks.rate, by_kernel=True), measured_peaks.moves):
+        rates = [rate(size) for size in sizes]
+        assert all(near >= far * (1 - 1e-12) for near, far in pairwise(rates))
+    assert measured_peaks.rate(sizes[-1]) == measured_peaks.memory == measured_peaks.reading[FOOTPRINTS[-1]]
+    assert measured_peaks.moves(sizes[-1]) == measured_peaks.moving[MOVED[-1]]
+    assert measured_peaks.moves(1) == measured_peaks.copying
 
 
 def test_they_are_measured_once(tmp_path: Path, measured_peaks: Peaks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,9 +47,7 @@ def test_they_are_measured_once(tmp_path: Path, measured_peaks: Peaks, monkeypat
 
     def measure(types: list[DataType], footprints: tuple[int, ...]) -> dict[str, float]:
         calls.append(types)
-        found = {f"flops {dtype}": figure for dtype, figure in measured_peaks.flops.items()}
-        found |= {f"reading {size}": figure for size, figure in measured_peaks.reading.items()}
-        return found | {"copying": measured_peaks.copying, "call": measured_peaks.call}
+        return recorded(measured_peaks)
 
     monkeypatch.setattr(module, "measure", measure)
     path = tmp_path / "store.sqlite"
@@ -51,12 +62,13 @@ def test_only_as_much_memory_is_read_as_matters(
 
     def measure(types: list[DataType], footprints: tuple[int, ...]) -> dict[str, float]:
         calls.append(footprints)
-        found = {f"flops {dtype}": figure * len(calls) for dtype, figure in measured_peaks.flops.items()}
-        found |= {f"reading {size}": measured_peaks.reading[size] * len(calls) for size in footprints}
-        return found | {"copying": measured_peaks.copying, "call": measured_peaks.call}
+        return {
+            name: figure * len(calls) if name.startswith(("flops", "reading")) else figure
+            for name, figure in recorded(measured_peaks, footprints).items()
+        }
 
     monkeypatch.setattr(module, "measure", measure)
-    path, (near, middle, far) = tmp_path / "store.sqlite", FOOTPRINTS
+    path, (near, middle, far, farthest) = tmp_path / "store.sqlite", FOOTPRINTS
     small = peaks(Store(path), near + 1)
     assert calls == [(near, middle)] and small.reading.keys() == {near, middle}
     assert small.memory == small.rate(far) == measured_peaks.reading[middle]
@@ -64,14 +76,16 @@ def test_only_as_much_memory_is_read_as_matters(
     large = peaks(Store(path))
     assert calls[1:] == [FOOTPRINTS]
     assert large.flops == small.flops, "what was known stays as it was"
-    assert large.reading == small.reading | {far: min(2 * measured_peaks.reading[far], small.reading[middle])}
+    beyond = (min(2 * measured_peaks.reading[size], small.reading[middle]) for size in (far, farthest))
+    assert large.reading == small.reading | dict(zip((far, farthest), beyond, strict=True))
     assert peaks(Store(path), 1) == large and len(calls) == 2
 
 
 def test_what_no_machine_has_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(types: list[DataType], footprints: tuple[int, ...]) -> dict[str, float]:
-        busy = {f"flops {dtype}": 1e6 for dtype in types} | {f"reading {size}": 1e6 for size in FOOTPRINTS}
-        return busy | {"copying": 1e6, "call": 0.1}
+        busy = {f"flops {dtype}": 1e6 for dtype in types} | {f"moving {size}": 1e6 for size in MOVED}
+        busy |= {f"{kind} {size}": 1e6 for kind in ("reading", "streaming") for size in FOOTPRINTS}
+        return busy | {"copying": 1e6, "call": 0.1, "functions": 1e6}
 
     monkeypatch.setattr(module, "measure", measure)
     store = Store(tmp_path / "store.sqlite")
@@ -83,9 +97,7 @@ def test_what_no_machine_has_is_not_remembered(tmp_path: Path, monkeypatch: pyte
 def test_a_machine_that_cannot_keep_them_gets_them_with_a_warning(
     tmp_path: Path, measured_peaks: Peaks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = {f"flops {dtype}": figure for dtype, figure in measured_peaks.flops.items()}
-    known |= {f"reading {size}": figure for size, figure in measured_peaks.reading.items()}
-    known |= {"copying": measured_peaks.copying, "call": measured_peaks.call}
+    known = recorded(measured_peaks)
     monkeypatch.setattr(module, "measure", lambda types, footprints: known)
     blocker = tmp_path / "file"
     blocker.touch()
@@ -112,8 +124,10 @@ class Clock:
     def attempt(self, types: list[DataType], footprints: tuple[int, ...], memory: object) -> dict[str, float]:
         slower = self.factor if self.seconds < self.until else 1.0
         self.seconds += 0.02
-        found = {f"flops {dtype}": 2e11 / slower for dtype in types} | {f"reading {size}": 3e10 for size in footprints}
-        return found | {"copying": 6e10, "call": 2e-6 * slower, f"reading {FOOTPRINTS[1]}": next(self.rates)}
+        found = {f"flops {dtype}": 2e11 / slower for dtype in types} | {f"moving {size}": 3e10 for size in MOVED}
+        found |= {f"{kind} {size}": 3e10 for kind in ("reading", "streaming") for size in footprints}
+        found |= {"copying": 6e10, "call": 2e-6 * slower, "functions": 2e9}
+        return found | {f"reading {FOOTPRINTS[1]}": next(self.rates)}
 
 
 def test_one_disturbed_moment_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import isfinite
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,7 +31,7 @@ from fmtprop.tuning.roofline import ModelCosts
 
 PEAKS = Peaks(
     {DataType.F32: 1e11, DataType.BF16: 2e11},
-    dict(zip(FOOTPRINTS, (4e10, 2e10, 1e10), strict=True)),
+    dict(zip(FOOTPRINTS, (4e10, 2e10, 1e10, 1e10), strict=True)),
     5e10,
     1.5e-6,
 )
@@ -44,6 +45,12 @@ def conv(channels: int, size: int, impl: str, tag: str, groups: int = 1, dtype: 
     attrs = Conv((1, 1), (0, 0), (1, 1), (1, 1), groups)
     node = Node("conv", "convolution", attrs, (TensorType(dims, DataType(dtype)),))
     return node, Candidate("onednn", impl, {"src": src, "weights": MemoryDesc(weights, dtype)}, (src,))
+
+
+def row_product(size: int, impl: str, **told: bool) -> tuple[Node, Candidate]:
+    src, weights = MemoryDesc((1, size)), MemoryDesc((size, size), tag="ba")
+    node = Node("product", "matmul", MatMul(), (TensorType(src.dims),))
+    return node, Candidate("jit", impl, {"src": src, "weights": weights}, (src,), handle=SimpleNamespace(**told))
 
 
 def test_a_convolution_takes_the_time_of_its_arithmetic() -> None:
@@ -163,6 +170,36 @@ def test_bf16_uses_its_own_peak() -> None:
 def test_weights_that_fit_in_cache_are_read_faster() -> None:
     node, candidate = conv(1024, 2, "brgconv:avx2", "acdb")
     assert ModelCosts(PEAKS, 1 << 20).node(node, candidate) < COSTS.node(node, candidate)
+
+
+def test_a_kernel_of_few_rows_reads_as_fast_as_was_measured() -> None:
+    node, candidate = row_product(1 << 10, "gemv:avx2", by_kernel=True, moves_freely=True)
+    far = {footprint: rate if footprint > 24 << 20 else 2 * rate for footprint, rate in PEAKS.reading.items()}
+    for footprint, factor in ((8 << 20, 2.0), (128 << 20, 1.0)):
+        library, own = (ModelCosts(replace(PEAKS, streaming=known), footprint) for known in ({}, far))
+        call = 3 * PEAKS.call
+        assert library.node(node, candidate) - call == pytest.approx(
+            factor * (own.node(node, candidate) - call), rel=0.01
+        )
+
+
+def test_large_activations_move_as_fast_as_was_measured_for_so_many_bytes() -> None:
+    costs = ModelCosts(replace(PEAKS, moving={8 << 20: 2.5e10, 32 << 20: 5e9}), 1 << 20)
+    src, dst = (MemoryDesc((1, 64, 256, 256), tag=tag) for tag in ("abcd", "acdb"))  # 16 MiB each
+    assert costs.reorder(src, dst) == pytest.approx((32 << 20) / 5e9, rel=0.01)
+    near = [MemoryDesc((1, 64, 32, 32), tag=tag) for tag in ("abcd", "acdb")]
+    assert costs.reorder(*near) == COSTS.reorder(*near)
+
+
+def test_a_function_in_a_kernel_of_our_own_takes_as_long_behind_sums_as_behind_a_primitive() -> None:
+    swish = (PostOp("eltwise", Eltwise("swish", 1.0)),)
+    plain, candidate = conv(64, 112, "depthwise:avx2", "acdb", groups=64)
+    own = replace(candidate, handle=SimpleNamespace(by_kernel=True))
+    with_function = plain.with_(post_ops=swish)
+    numbers = 64 * 112 * 112
+    costs = ModelCosts(replace(PEAKS, functions=1e9), 1 << 20)
+    assert costs.node(with_function, own) - costs.node(plain, own) == pytest.approx(numbers / 1e9)
+    assert costs.node(with_function, own) < costs.node(with_function, candidate)
 
 
 def test_views_cost_nothing_and_the_reference_target_its_call() -> None:
