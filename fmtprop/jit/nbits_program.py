@@ -16,8 +16,9 @@ from fmtprop.jit.isa import AVX512, Isa
 from fmtprop.jit.nbits import INTEGERS, DecodeKernel, NBitsArguments, NBitsKernel, span, unit
 from fmtprop.jit.program import THREAD, THREADS, with_table
 
-#: places in the frame, beside that of the item: the rows of this thread, and the task after its last
-AREA, _LAST_TASK = 8, 16
+#: places in the frame, beside that of the item: the rows of this thread, the task after its last, and whether a row has
+#: numbers that sums of codes do not take
+AREA, _LAST_TASK, _IS_SPECIAL = 8, 16, 24
 
 #: the numbers of the rows, and the scales and zero points of the groups: nothing asks for threads any more
 X, SCALES, ZERO_POINTS = Register.RSI, THREADS, THREAD
@@ -32,11 +33,17 @@ OUTPUTS, GROUPS, _PARTS = Register.RCX, Register.RAX, END
 #: behind them those that put even and odd numbers in turn
 _WITHOUT_ZERO_POINT, _EVEN_PLACES = 64, 128
 
+#: bytes of a vector of constants behind them
+_CONSTANT_NBYTES: Final = 64
+
 #: bytes of a scale or zero point
 SCALE_NBYTES: Final = 4
 
 #: vectors of sums of one row, if there are registers for them: one waits for four cycles for its last addition
 _CHAINS: Final = 4
+
+#: vectors of a group for each vector of its sums: those of one group are added while the next ones are decoded
+_VECTORS_OF_CHAIN: Final = 8
 
 #: outputs that are computed side by side for several rows, as many as there are registers for: each vector of src,
 #: which is in the second cache at best, is loaded once for all of them
@@ -109,6 +116,8 @@ class _Codes(GemvProgram):
         self._pitch = kernel.depth * kernel.bits // 8
         self._scales_pitch = kernel.depth // kernel.group * SCALE_NBYTES
         self._has_levels = _has_levels(isa, kernel)
+        #: whether codes become numbers, and their sums are scaled later
+        self._scales_sums = False
         #: the registers with the numbers of codes, or their scales; behind them their zero points
         self._factor = _DECODED + 2 * outputs
         self._shift = self._factor + outputs
@@ -143,6 +152,11 @@ class _Codes(GemvProgram):
                 self.v("VMULPS", factor, factor, scale)
             else:
                 self.v("VMULPS", factor, scale, at(LEVELS))
+        self._parts(use)
+
+    def _parts(self, use: Use) -> None:
+        """Decode the parts of a group, behind whose scales and zero points all pointers are then."""
+        codes = self._codes
         nbytes = span(codes) // codes.group * SCALE_NBYTES
         self.advance(nbytes, SCALES, *[ZERO_POINTS] * codes.has_zero_points)
         parts = span(codes) // unit(self.isa) // codes.units
@@ -165,7 +179,7 @@ class _Codes(GemvProgram):
 
     def vector_of(self, pointer: int, name: str) -> MemoryOperand:
         """Return a vector of the data that a register points to."""
-        return at(pointer, _EVEN_PLACES + (4 + [*INTEGERS].index(name)) * self.isa.nbytes)
+        return at(pointer, _EVEN_PLACES + 4 * self.isa.nbytes + [*INTEGERS].index(name) * _CONSTANT_NBYTES)
 
     def _part(self, use: Use) -> None:
         """Decode some units of a group of each output."""
@@ -205,8 +219,11 @@ class _Codes(GemvProgram):
             self.v("VPSRLD", high, high, immediate=4)
             self.v("VPERMPS", high, high, level)
             return
-        self.v("VPSLLD", low, high, immediate=28)
-        self.v("VPSRLD", low, low, immediate=28)
+        if self._scales_sums:
+            self.v("VPAND", low, high, self.register(self._factor))
+        else:
+            self.v("VPSLLD", low, high, immediate=28)
+            self.v("VPSRLD", low, low, immediate=28)
         self.v("VPSRLD", high, high, immediate=4)
         self._scaled(output, shifted=True)
 
@@ -221,6 +238,8 @@ class _Codes(GemvProgram):
         zero_point = self._shift + (output if self._codes.has_zero_points else 0)
         for one in self._decoded(output):
             self.v("VCVTDQ2PS", one, one)
+            if self._scales_sums:
+                continue
             if shifted:
                 self.v("VSUBPS", one, one, self.register(zero_point))
             self.v("VMULPS", one, one, self.register(self._factor + output))
@@ -281,22 +300,53 @@ class NBitsProgram(_Codes):
         self.emit("MOV_RM64_R64", at(Register.RSP, AREA), dst)
         self.move(SRC_ROWS, self.argument("src"))
         self.move(Register.RAX, self.argument("data"))
-        x, y, nbytes = self.register(0), self.register(1), self.isa.lanes * self._kernel.src.nbytes
+        if self._kernel.scales_sums:
+            self._fill_area_of_row(src, dst)
+            return
         step = self._kernel.rows * self.isa.nbytes
         for row in range(self._kernel.rows):
             self.move(src, SRC_ROWS)
             self.move(dst, at(Register.RSP, AREA))
             self.advance(row * self.isa.nbytes, dst)
             with self.repeat(self.argument("units"), Register.RCX):
-                with self.numbers_of(self._kernel.src):
-                    self.load(x, at(src))
-                    self.load(y, at(src, nbytes))
-                both = self._parted(x, y) if self._kernel.bits == 4 else (x, y)
-                for index, one in enumerate(both):
-                    self.v("VMOVUPS <", at(dst, index * step), one)
-                self.advance(2 * nbytes, src)
-                self.advance(2 * step, dst)
+                self._copy_unit(src, dst, step)
             self.add(SRC_ROWS, self.argument("src_row"))
+
+    def _copy_unit(self, src: int, dst: int, step: int) -> tuple[int, int]:
+        """Copy a unit of a row, and point behind it; return the registers with its numbers."""
+        x, y, nbytes = self.register(0), self.register(1), self.isa.lanes * self._kernel.src.nbytes
+        with self.numbers_of(self._kernel.src):
+            self.load(x, at(src))
+            self.load(y, at(src, nbytes))
+        both = self._parted(x, y) if self._kernel.bits == 4 else (x, y)
+        for index, one in enumerate(both):
+            self.v("VMOVUPS <", at(dst, index * step), one)
+        self.advance(2 * nbytes, src)
+        self.advance(2 * step, dst)
+        return both
+
+    def _fill_area_of_row(self, src: int, dst: int) -> None:
+        """Write the one row, with the negative sums of each group before it; note whether numbers are special."""
+        group, units = 4 * self._kernel.group, self._kernel.group // unit(self.isa)
+        magnitude, largest, sums, limit = map(self.register, range(4, 8))
+        self.v("VMOVUPS", magnitude, self.vector_of(Register.RAX, "magnitude"))
+        self.v("VMOVUPS", limit, self.vector_of(Register.RAX, "too large"))
+        self.zero(largest)
+        self.move(src, SRC_ROWS)
+        with self.repeat(self.argument("groups"), GROUPS):
+            self.zero(sums)
+            self.advance(self._kernel.sums_nbytes, dst)
+            self.immediate("MOV_RM64_IMM32", OUTPUTS, units)
+            with self.repeat(OUTPUTS, OUTPUTS):
+                for one in self._copy_unit(src, dst, self.isa.nbytes):
+                    self.v("VSUBPS", sums, sums, one)
+                    self.v("VANDPS", one, one, magnitude)
+                    self.v("VPMAXSD", largest, largest, one)  # as integers: NaN is above all numbers
+            if self._kernel.sums_nbytes:
+                self.v("VMOVUPS <", at(dst, -group - self._kernel.sums_nbytes), sums)
+        self.v("VPCMPGTD", largest, largest, limit)
+        self.emit("VEX_VMOVMSKPS_R32_YMM", Register.EAX, largest)
+        self.emit("MOV_RM64_R64", at(Register.RSP, _IS_SPECIAL), Register.RAX)
 
     def _parted(self, x: int, y: int) -> tuple[int, int]:
         """Return the numbers at even places of two vectors, and those at odd places."""
@@ -315,11 +365,57 @@ class NBitsProgram(_Codes):
 
     def sums_of_codes(self) -> None:
         """Compute the sums of a task."""
+        if self._kernel.scales_sums:
+            self.move(Register.RAX, at(Register.RSP, _IS_SPECIAL))
+            self.emit("TEST_RM64_R64", Register.RAX, Register.RAX)
+            self.branch("JNE_REL32_64", "special numbers")
+            self._sums_of_row()
+            self.branch("JMP_REL32_64", "sums")
+            self.label("special numbers")
+            self._sums_of_rows(range(1))
+            self.label("sums")
+            return
         for number, rows in enumerate(self._passes):
             if number:
                 self.advance(-self.isa.lanes * self._pitch, WEIGHTS)
                 self.advance(-self.isa.nbytes, SUM)
             self._sums_of_rows(rows)
+
+    def _sums_of_row(self) -> None:
+        """Compute the sums of the one row: those of a group are scaled together."""
+        kernel = self._kernel
+        count = max(1, min(_CHAINS, kernel.group // self.isa.lanes // _VECTORS_OF_CHAIN))
+        first, *others = chains = [self.register(self.free + index) for index in range(count)]
+        scale, shift, total = self.register(0), self.register(self._shift), self.register(self.free + _CHAINS)
+
+        def multiply(place: int, numbers: Sequence[int]) -> None:
+            self.v("VFMADD231PS", chains[place % count], numbers[0], at(X, place * self.isa.nbytes))
+
+        self._scales_sums = True
+        self.point_to_scales(FIRST)
+        if kernel.bits == 4:
+            self.v("VMOVUPS", self.register(self._factor), self.vector_of(LEVELS, "low"))
+        self.immediate("MOV_RM64_IMM32", OUTPUTS, self.isa.lanes)
+        with self.repeat(OUTPUTS, OUTPUTS):
+            self.zero(total)
+            self.move(X, at(Register.RSP, AREA))
+            with self.repeat(self.argument("groups"), GROUPS):
+                for one in others if kernel.sums_nbytes else chains:
+                    self.zero(one)
+                if kernel.has_zero_points:
+                    self.v("VBROADCASTSS", shift, at(ZERO_POINTS))
+                if kernel.sums_nbytes:
+                    self.v("VMULPS", first, shift, at(X))
+                    self.advance(kernel.sums_nbytes, X)
+                self._parts(multiply)
+                for one in others:
+                    self.v("VADDPS", first, first, one)
+                self.v("VBROADCASTSS", scale, at(SCALES, -SCALE_NBYTES))
+                self.v("VFMADD231PS", total, first, scale)
+            self.across([total])
+            self.emit("VEX_VMOVSS_M32_XMM", at(SUM), Register.XMM0)
+            self.advance(4, SUM)
+        self._scales_sums = False
 
     def _sums_of_rows(self, rows: range) -> None:
         """Compute the sums of some rows: each vector of codes is decoded once for all of them."""
@@ -344,6 +440,7 @@ class NBitsProgram(_Codes):
                 self.zero(one)
             self.move(X, at(Register.RSP, AREA))
             with self.repeat(self.argument("groups"), GROUPS):
+                self.advance(self._kernel.sums_nbytes, *[X] * self._kernel.scales_sums)
                 self.group(multiply)
             for row, outputs in sums.items():
                 for output, chains in enumerate(outputs):

@@ -70,6 +70,18 @@ def test_products_are_those_of_the_decoded_matrix(rows, group, depth, bits, zero
     assert (block[:, outputs:] == GUARD).all()
 
 
+@pytest.mark.parametrize("number", [torch.inf, -torch.inf, torch.nan, 3e38, 2.0**-120])
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_row_of_any_numbers_gives_what_the_decoded_matrix_gives(bits, zero_points, number):
+    tensors, src = codes_of(bits, 40, 256, 64, zero_points=zero_points), torch.zeros(1, 256)
+    tensors["scales"] *= 1e-3
+    src[0, 70], dst = number, torch.empty(1, 40)
+    run(NBitsKernel(40, 256, bits, 64, DataType.F32, DataType.F32, zero_points), {**tensors, "src": src, "dst": dst})
+    expected = src @ decoded(MatMulNBits(bits, 64), tensors, 256).t()
+    torch.testing.assert_close(dst, expected, rtol=1e-6, atol=0.0, equal_nan=True)
+
+
 @NEEDS_BF16
 @pytest.mark.parametrize("bits", [4, 8])
 def test_rows_in_bf16(bits):
