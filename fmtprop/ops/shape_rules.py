@@ -201,7 +201,7 @@ def _index_select(src: Tensor, axis: int, index: Tensor) -> Dims:
 
 def _index(src: Tensor, indices: Sequence[Tensor | None]) -> Dims:
     given = [index for index in indices if index is not None]
-    usual = all(index.is_contiguous() and index.dtype in (torch.int64, torch.int32) for index in given)
+    usual = all(index.dtype in (torch.int64, torch.int32) for index in given)
     if not (given and usual and src.is_contiguous() and src.numel()) or len(indices) > src.ndim:
         return None
     places = [place for place, index in enumerate(indices) if index is not None]

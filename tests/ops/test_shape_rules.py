@@ -167,6 +167,8 @@ CALLS: dict[Any, list[tuple[Any, ...]]] = {
             [None, meta(dtype=torch.int64)],
             [meta(5, dtype=torch.int64), meta(7, dtype=torch.int64)],
             [turned(2, 3, 4).long()[0]],
+            [meta(1, 5, dtype=torch.int64).expand(2, 5), meta(2, 1, dtype=torch.int64)],
+            [None, meta(1, 5, dtype=torch.int64).expand(2, 5)],
             [meta(0, dtype=torch.int64)],
             [meta(2)],
         ]
