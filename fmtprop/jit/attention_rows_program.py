@@ -81,6 +81,9 @@ class _AttentionRows(Program):
         self.shape, self._constants = shape, numbers
         #: the instruction that adds products: of one number of each lane, or of a pair
         self._multiply = "VDPBF16PS" if shape.bf16 else "VFMADD231PS"
+        #: whether each key and each value is read once, as it lies in memory: with AVX2, few registers have a part of a
+        #: query or of some values, and all keys of a vector were read part by part (up to 1.5 times as long on Zen 3)
+        self._in_order = shape.queries == 1 and isa.nbytes == 32
         # bytes of a query, of a result and of a row of scores, then where they begin in the frame
         self._query, self._result, self._score = shape.depth * self.number_nbytes, 4 * shape.width, 4 * BLOCK
         self._most = FRAME_NBYTES
@@ -370,6 +373,14 @@ class _AttentionRows(Program):
         for total in totals:
             self.zero(total)
         vectors = self._vectors_of(self._query)
+        if self._in_order:
+            for lane, total in enumerate(totals):
+                self.move(_A, at(_FRAME, _ADDRESSES + 8 * lane))
+                for index, (place, _) in enumerate(vectors):
+                    x = kept[index % len(kept)]
+                    self.v("VMOVUPS", x, at(_A, place))
+                    self.v(self._multiply, total, x, at(_B, place))
+            return
         for start in range(0, len(vectors), len(kept)):
             loaded = list(zip(kept, vectors[start : start + len(kept)], strict=False))
             for x, (place, mask) in loaded:
@@ -428,17 +439,19 @@ class _AttentionRows(Program):
         """Add the products of the weights and the values, some queries and vectors of a row at a time."""
         vectors = self._result // self.isa.nbytes
         for queries in _pieces(self.shape.queries, _SIDE_BY_SIDE[self.isa.registers]):
-            for columns in _pieces(vectors, (self.isa.registers - 1) // (len(queries) + 1)):
+            kept = len(queries) + (not self._in_order)  # sums, and values
+            for columns in _pieces(vectors, (self.isa.registers - 1) // kept):
                 self._add_products(queries, columns, step)
         self._step(step)
         self.emit("IMUL_R64_RM64", _A, at(_FRAME, _KEYS))
         self.add(_VALUE, _A)
 
     def _add_products(self, queries: range, columns: range, step: str | int) -> None:
-        values = [self.register(index) for index in range(len(columns))]
+        loaded = [] if self._in_order else [self.register(index) for index in range(len(columns))]
+        values: Sequence[int | MemoryOperand] = loaded or [at(_B, column * self.vector_nbytes) for column in columns]
         free = self.register(self.isa.registers - 1)
         sums = {
-            (query, column): self.register(len(columns) + query_index * len(columns) + index)
+            (query, column): self.register(len(loaded) + query_index * len(columns) + index)
             for query_index, query in enumerate(queries)
             for index, column in enumerate(columns)
         }
@@ -456,7 +469,8 @@ class _AttentionRows(Program):
         if queries.start == 0 and isinstance(step, str):
             start, stop = (end * self.vector_nbytes for end in (columns.start, columns.stop))
             self._prefetch(_B, range(start, stop, _LINE_NBYTES), self.shape.width * self.number_nbytes)
-        self._load_values(values, free, columns)
+        if loaded:
+            self._load_values(loaded, free, columns)
         for index, query in enumerate(queries):
             weight: int | MemoryOperand = at(_C, index * self._score)
             spreads = self.isa.nbytes == 64
@@ -464,7 +478,8 @@ class _AttentionRows(Program):
                 self.v("VBROADCASTSS", free, weight)
                 weight = free
             for value, column in zip(values, columns, strict=True):
-                self.v(self._multiply, sums[query, column], value, weight, spread=spreads)
+                pair = (weight, value) if self._in_order else (value, weight)
+                self.v(self._multiply, sums[query, column], *pair, spread=spreads)
         self.advance(4, _C)
         self.add(_B, _A)
         if self.bf16:
