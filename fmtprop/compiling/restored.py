@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from fmtprop.compiling.findings import set_findings
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.planned import Planned
-from fmtprop.compiling.race import Race
 from fmtprop.compiling.readable import graph_inside
 from fmtprop.errors import FmtpropError, PlanError
 from fmtprop.ir import Graph, Value
 from fmtprop.ir.deferred import Deferred
-from fmtprop.ir.file import producer_of, read_floats
-from fmtprop.ir.plain import record_of
+from fmtprop.ir.file import producer_of
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.optimal import Certificate
 from fmtprop.planfile.descs import at
 from fmtprop.planfile.rebuild import NotOfferedError, is_built, rebuild
 from fmtprop.planfile.rows import graph_of
@@ -29,7 +27,6 @@ from fmtprop.runtime.constants import ConstantStore, computed_nodes
 from fmtprop.runtime.selfcheck import check_steps
 from fmtprop.runtime.weights import PackedForms, origin_of
 from fmtprop.targets.memory import align
-from fmtprop.tuning import Tuning
 
 _KEYS = {
     "name": str, "structure": str, "nodes": list, "forms": list, "precision": str, "checked": bool, "choices": dict,
@@ -50,7 +47,7 @@ class Restored(Planned):
         self.rewrite, self.is_like_another_shape = str(choices.get("rewrite")), bool(choices.get("alike"))
         self.precision, self.was_checked = row["precision"], row["checked"]
         self.formatted = graph_of(row["name"], row["structure"], row["nodes"], descs)
-        self._read_report(row["report"])
+        set_findings(self, row["report"])
         self._flats = self._read_forms(row["forms"], descs, blocks)
         readers = self.weights.readers()
         for node in self.formatted.nodes():
@@ -58,18 +55,6 @@ class Restored(Planned):
                 value, strides = Value(node.name), _strides(node.descs[0])
                 make = readers.get(value) or self.weights.reader(value)
                 self.formatted.constants[node.name] = Deferred(node.results[0], strides, make, fresh=True)
-
-    def _read_report(self, report: Mapping[str, Any]) -> None:
-        data = read_floats("its report", dict(report))
-        if set(data) != {"certificate", "race", "tuning", "dropped", "left_out", "seconds"}:
-            raise PlanError("its report has other keys than a plan's")
-        records = (("certificate", Certificate), ("race", Race), ("tuning", Tuning))
-        for name, kind in records:
-            setattr(self, name, None if data[name] is None else record_of(kind, data[name]))
-        for name, value in (("dropped", str), ("left_out", str), ("seconds", float)):
-            if not isinstance(data[name], dict) or not all(isinstance(one, value) for one in data[name].values()):
-                raise PlanError(f"its report's {name} must map text to {value.__name__}")
-            setattr(self, name, data[name])
 
     def _read_forms(self, rows: Sequence[Any], descs: Sequence[MemoryDesc], blocks: Sequence[torch.Tensor]) -> Any:
         flats: dict[tuple[int, int], torch.Tensor] = {}

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pickle import PickleBuffer
 from typing import Any
 
 import torch
 
+from fmtprop.compiling.findings import findings_of
 from fmtprop.compiling.options import Options, Tune
 from fmtprop.compiling.planned import Planned
 from fmtprop.compiling.program import SharedProgram
 from fmtprop.compiling.stored_program import program_row
 from fmtprop.compiling.weight_files import SMALL_NBYTES, WeightFiles
 from fmtprop.errors import GraphError, PlanError
-from fmtprop.ir.file import reference_to, spell_floats
+from fmtprop.ir.file import reference_to
 from fmtprop.ir.node import Value
 from fmtprop.layout import MemoryDesc
 from fmtprop.planfile.blocks import Blocks
@@ -108,14 +109,7 @@ def _plan_row(one: Planned, descs: Descs, blocks: Blocks) -> dict[str, Any]:
         "precision": one.precision,
         "checked": one.options.verify != "off",
         "choices": {"rewrite": one.rewrite, "alike": one.is_like_another_shape},
-        "report": {
-            "certificate": None if one.certificate is None else spell_floats(asdict(one.certificate)),
-            "race": None if one.race is None else spell_floats(asdict(one.race)),
-            "tuning": None if one.tuning is None else spell_floats(asdict(one.tuning)),
-            "dropped": dict(one.dropped),
-            "left_out": dict(one.left_out),
-            "seconds": dict(one.seconds),
-        },
+        "report": findings_of(one),
     }
 
 

@@ -55,12 +55,14 @@ class Shapes:
         else:
             self._chosen = [*self._chosen, (sizes, compilation.kept)][-_MOST:]
 
-    def note_choices(self, formatted: Graph, rewrite: str, *, is_checked: bool = False) -> None:
+    def note_choices(self, formatted: Graph, rewrite: str, *, is_checked: bool = False) -> Entrant:
         """Take note of the choices of another process: a formatted graph, and the name of the rewrite before it.
 
         `is_checked`: whether its primitives passed their check there, on a machine like this one.
         """
-        self._chosen.append((_sizes(formatted), entrant_of(formatted, rewrite, is_checked=is_checked)))
+        entrant = entrant_of(formatted, rewrite, is_checked=is_checked)
+        self._chosen.append((_sizes(formatted), entrant))
+        return entrant
 
 
 def _structure(imported: Graph) -> object:

@@ -101,6 +101,11 @@ class Store:
         """Return whether there is a figure with another key than these."""
         return any(kind == "figure" and key not in besides for kind, key in self._records)
 
+    def digest_of_figures(self) -> str:
+        """Return a hash of all figures."""
+        found = sorted((key, value) for (kind, key), value in self._records.items() if kind == "figure")
+        return hashlib.sha256(repr(found).encode()).hexdigest()
+
     def learned(self, key: str) -> float | None:
         """Return what a run taught about a key, or None."""
         found = self._records.get(("learned", key))

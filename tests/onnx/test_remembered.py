@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import fmtprop as fp
-from fmtprop.store import keep_text
+from fmtprop.store import Store, keep_text, text_of
 
 onnx = pytest.importorskip("onnx")
 
@@ -88,3 +89,31 @@ def test_damaged_or_foreign_choices_make_no_wrong_result(directory, caplog):
 def test_only_the_choices_of_the_optimal_policy_are_remembered(directory):
     run(*session(policy="propagate"))
     assert not directory.exists()
+
+
+def test_findings_come_with_the_choices():
+    first = run(*session())
+    second = run(*session())
+    assert second.is_like_another_shape
+    assert second.certificate == first.certificate
+    assert (second.tuning, second.race) == (first.tuning, first.race)
+
+
+def test_damaged_findings_are_left_out(directory, caplog):
+    run(*session())
+    (file,) = directory.iterdir()
+    document = json.loads(text_of(file.stem))
+    keep_text(file.stem, json.dumps(document | {"findings": {"certificate": 3}}))
+    with caplog.at_level(logging.WARNING):
+        compilation = run(*session())
+    assert compilation.is_like_another_shape
+    assert compilation.certificate is None
+    assert "findings" in caplog.text
+
+
+def test_choices_end_with_the_figures_that_decided_them():
+    run(*session())
+    assert run(*session()).is_like_another_shape
+    Store().add_figures({"a problem": 1e-3})  # as tuning does, maybe of the same layers
+    assert not run(*session()).is_like_another_shape
+    assert run(*session()).is_like_another_shape
