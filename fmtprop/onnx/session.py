@@ -6,9 +6,11 @@ A thin layer over :class:`~fmtprop.compiling.compiled.CompiledModel`. It must no
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
@@ -128,6 +130,11 @@ class InferenceSession:
         known = sorted(field.name for field in fields(Options))
         for name in options.keys() - set(known):
             raise UnsupportedOpError(f"a session has no option {name!r}; it has max_shapes, {', '.join(known)}")
+        #: what a pickle has: the path of the model, and the other arguments
+        self._given: tuple[Any, dict[str, Any]] = (
+            os.path.abspath(path_or_bytes) if isinstance(path_or_bytes, str | os.PathLike) else None,
+            {"max_shapes": max_shapes, "shapes": shapes, **options},
+        )
         self._program = open_program(path_or_bytes)
         # its room needs the package onnx, which the line above asks for
         self._array_of: Callable[[Any], Any] = import_module("fmtprop.onnx.model.elements").array_of
@@ -162,6 +169,13 @@ class InferenceSession:
         for case in cases(shapes, declared, self._max_shapes):
             if self.reason is None:
                 self._plan(case)
+
+    def __reduce__(self) -> Any:
+        """Be pickled as the path of the model: it is read and planned again where the session is loaded."""
+        path, options = self._given
+        if path is None:
+            raise InputError("a session of a model in memory cannot be pickled: open the session of a file, or there")
+        return partial(InferenceSession, **options), (path,)
 
     def get_inputs(self) -> list[NodeArg]:
         """Return the model's inputs, without those that have an initialiser."""

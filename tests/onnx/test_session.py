@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import onnx
 import pytest
@@ -424,3 +426,34 @@ def test_a_window_of_more_channels_than_there_are():
     for size in (8, 1 << 40):
         (y,) = session(f"{header} {{ y = LRN<size = {size}>(x) }}").run(None, {"x": x})
         np.testing.assert_allclose(y, x / (1 + 1e-4 / size * 14) ** 0.75, rtol=1e-6)
+
+
+def test_a_session_of_a_file_is_pickled_as_its_path(tmp_path):
+    made = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[n, 2] x) => (float[n, 2] y) { y = Relu(x) }'
+    )
+    onnx.save(made, tmp_path / "m.onnx")
+    feed = {"x": np.float32([[-1, 2]])}
+    net = pickle.loads(pickle.dumps(fp.onnx.InferenceSession(tmp_path / "m.onnx", policy="plain", max_shapes=2)))
+    np.testing.assert_array_equal(net.run(None, feed)[0], [[0, 2]])
+    for rows in (3, 4):
+        net.run(None, {"x": np.zeros((rows, 2), np.float32)})
+    assert len(net.plans) == 2  # the options came along
+    with pytest.raises(InputError, match="in memory cannot be pickled"):
+        pickle.dumps(fp.onnx.InferenceSession(made))
+
+
+@pytest.mark.parametrize("op, gates", [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+def test_a_recurrent_layer_of_no_sequences(op, gates):
+    made = parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[t, n, 2] x, float[1, {3 * gates}, 2] w, float[1, {3 * gates}, 3] r) => (float[t, d, n, 3] y) {{
+            y = {op} <hidden_size = 3> (x, w, r)
+        }}""")
+    rng = np.random.default_rng(0)
+    weights = {
+        name: rng.standard_normal((1, 3 * gates, size)).astype(np.float32) for name, size in (("w", 2), ("r", 3))
+    }
+    made.graph.initializer.extend(numpy_helper.from_array(numbers, name) for name, numbers in weights.items())
+    net = fp.onnx.InferenceSession(made)
+    assert net.run(None, {"x": np.zeros((4, 0, 2), np.float32)})[0].shape == (4, 1, 0, 3)
+    assert net.run(None, {"x": np.zeros((4, 2, 2), np.float32)})[0].shape == (4, 1, 2, 3)

@@ -207,7 +207,7 @@ def _by_pytorch(
     state: Any = states if kind == "lstm" else states[0]
     function = getattr(torch, kind)
     y, *final = function(x, state, weights, b is not None, 1, 0.0, False, len(w) == 2, False)
-    return y.reshape(*y.shape[:2], len(w), -1).permute(0, 2, 1, 3), *final
+    return y.reshape(*y.shape[:2], len(w), r[0].shape[-1]).permute(0, 2, 1, 3), *final
 
 
 #: PyTorch's own networks: the functions of one direction -> its name, and the order of ONNX's gates
