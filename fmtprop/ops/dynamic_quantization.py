@@ -98,7 +98,14 @@ def _dynamic_quantize(src: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return reference(_BYTES, {"src": src})
 
 
+def _without_data(src: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return results without data; those of the steps above would need PyTorch's compiler, whose import takes 2 s."""
+    dst, scale, zero = (torch.empty(dims, dtype=src.dtype, device="meta") for dims in (src.shape, (), ()))
+    return dst, scale, zero
+
+
 _LIBRARY.impl("dynamic_quantize", _dynamic_quantize, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("dynamic_quantize", _without_data, "Meta")  # type: ignore[no-untyped-call]
 
 
 def _import(call: Call) -> tuple[Value, ...] | None:

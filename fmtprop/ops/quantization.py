@@ -212,12 +212,37 @@ def _dequantize(src: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | Non
     return reference_dequantize(attrs, tensors)[0]
 
 
+def _quantize_without_data(
+    src: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    axis: int,
+    low: int,
+    high: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    attrs, tensors = Quantize(data_type(dtype).value, low, high, axis), _present(src=src, scale=scale, zero_point=zero)
+    infer_quantize(attrs, {name: tensor_type(tensor) for name, tensor in tensors.items()})
+    return torch.empty(src.shape, dtype=dtype, device="meta")
+
+
+def _dequantize_without_data(
+    src: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, axis: int
+) -> torch.Tensor:
+    tensors = _present(src=src, scale=scale, zero_point=zero)
+    infer_dequantize(Dequantize(axis), {name: tensor_type(tensor) for name, tensor in tensors.items()})
+    return torch.empty(src.shape, dtype=torch.float32, device="meta")
+
+
 def _present(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 _LIBRARY.impl("quantize", _quantize, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 _LIBRARY.impl("dequantize", _dequantize, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+# the steps of a meaning without data would need PyTorch's compiler, whose import takes 2 s
+_LIBRARY.impl("quantize", _quantize_without_data, "Meta")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("dequantize", _dequantize_without_data, "Meta")  # type: ignore[no-untyped-call]
 
 
 def _import_quantize(call: Call) -> Value | None:

@@ -51,6 +51,23 @@ def _alike(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
+def row_major(func: Any, value: Any) -> Any:
+    """Return the arguments of a call whose shape has a rule with their tensors without data in row-major order.
+
+    Rules know these. Where there is none, PyTorch may import its compiler, which takes up to 3 s.
+
+    >>> row_major(torch.ops.aten.reshape.default, torch.empty(2, 3, device="meta").t()).stride()
+    (2, 1)
+    """
+    return map_tensors(value, _in_order) if func in RULES or func in SEVERAL else value
+
+
+def _in_order(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_meta or tensor.is_contiguous():
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
 def _one_element(tensor: torch.Tensor) -> torch.Tensor:
     return torch.ones((1,) * tensor.ndim, dtype=tensor.dtype)
 
@@ -131,6 +148,7 @@ def _shape(rules: Mapping[Any, Callable[..., Any]], func: Any, args: Sequence[An
 #: calls whose result has the shape of the operands together, too, and the type that single elements have
 _ALIKE = frozenset(
     {
+        torch.ops.aten._prelu_kernel.default,
         torch.ops.aten.where.Scalar,
         torch.ops.aten.where.ScalarOther,
         torch.ops.aten.where.ScalarSelf,

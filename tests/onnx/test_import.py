@@ -381,3 +381,30 @@ def test_names_of_graphs_and_the_long_name_of_the_domain():
     session = fp.onnx.InferenceSession(model, policy="propagate", confirm=False)
     (y,) = session.run(None, {"x": np.float32([1, -2]), "c": np.bool_(True)})
     np.testing.assert_allclose(y, np.exp(np.float32([-1, 2])), rtol=1e-6)
+
+
+def test_a_file_needs_no_compiler_of_pytorch():
+    """Channels that come last, quantized numbers and PRelu: PyTorch's own rules of shapes import its compiler."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[1, 9, 9, 3] x) => (float[1, 4, 7, 7] y)
+        <float[4, 3, 3, 3] w, float[4, 1, 1] slope, float scale = {0.1}, uint8 zero = {3}> {
+            t = Transpose <perm = [0, 3, 1, 2]> (x)
+            c = Conv (t, w)
+            p = PRelu (c, slope)
+            q, s, z = DynamicQuantizeLinear (p)
+            d = DequantizeLinear (q, s, z)
+            e = QuantizeLinear (d, scale, zero)
+            y = DequantizeLinear (e, scale, zero)
+        }"""
+    model = onnx.parser.parse_model(text.replace("float[4, 3, 3, 3] w, float[4, 1, 1] slope, ", ""))
+    for name, dims in (("w", (4, 3, 3, 3)), ("slope", (4, 1, 1))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.full(dims, 0.1, np.float32), name))
+    code = """
+import sys, onnx
+from fmtprop.onnx.model import from_onnx
+from_onnx(onnx.load_model_from_string(sys.stdin.buffer.read()))
+print({"sympy", "torch._dynamo", "torch.fx.experimental.symbolic_shapes"} & sys.modules.keys())
+"""
+    made = subprocess.run(
+        [sys.executable, "-c", code], input=model.SerializeToString(), capture_output=True, check=True, env=_ENVIRONMENT
+    )
+    assert made.stdout.decode().strip() == "set()"

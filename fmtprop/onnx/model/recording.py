@@ -20,7 +20,7 @@ from fmtprop.ir.tensors import map_tensors
 from fmtprop.onnx.model import limits
 from fmtprop.onnx.model.modes import CallMode
 from fmtprop.ops.pytorch import OpOverload, below_autograd
-from fmtprop.ops.without_data import result_of
+from fmtprop.ops.without_data import result_of, row_major
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +113,7 @@ class Recording:
     def add(self, target: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Make a call of an overload, and record it."""
         kwargs = dict(kwargs)
-        result = result_of(target, args, kwargs)
+        result = result_of(target, row_major(target, args), row_major(target, kwargs))
         if not isinstance(result, torch.Tensor | list | tuple):  # numbers of a constant
             return result
         found = self.traced(result)
