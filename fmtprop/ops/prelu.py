@@ -18,7 +18,7 @@ from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
 from fmtprop.ops.building import Copying, Ready, Tensors, check_alike, create, is_native, lowering, only, primitive_of
 from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.pytorch import prelu_kernel, prelu_kernel_backward
+from fmtprop.ops.pytorch import prelu_kernel, prelu_kernel_backward, prelu_overload
 from fmtprop.ops.view_attrs import reshaped
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def reference(attrs: Prelu, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.
 def operator(attrs: Prelu, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
     """Return PyTorch's operator for it, and a copy of its result."""
     src, weights = tensors["src"], tensors["weights"]
-    return Copying(partial(prelu_kernel, src, weights), results)
+    return Copying(partial(prelu_kernel, src, weights), results, overload=prelu_overload)
 
 
 def infer_backward(attrs: Prelu, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:

@@ -66,6 +66,7 @@ hardswish = torch._C._nn.hardswish
 leaky_relu = torch._C._nn.leaky_relu
 mish = torch._C._nn.mish
 prelu_kernel = torch._prelu_kernel
+prelu_overload = torch.ops.aten._prelu_kernel.default
 prelu_kernel_backward = torch.ops.aten._prelu_kernel_backward
 
 # ---------------------------------------------------------------- mkldnn tensors

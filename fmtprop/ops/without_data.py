@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fmtprop.ir.tensors import map_tensors
+from fmtprop.ops.pytorch import prelu_overload
 from fmtprop.ops.shape_rules import RULES, SEVERAL, TYPES, together
 
 _META = torch.device("meta")
@@ -148,7 +149,7 @@ def _shape(rules: Mapping[Any, Callable[..., Any]], func: Any, args: Sequence[An
 #: calls whose result has the shape of the operands together, too, and the type that single elements have
 _ALIKE = frozenset(
     {
-        torch.ops.aten._prelu_kernel.default,
+        prelu_overload,
         torch.ops.aten.where.Scalar,
         torch.ops.aten.where.ScalarOther,
         torch.ops.aten.where.ScalarSelf,
