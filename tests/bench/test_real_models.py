@@ -57,3 +57,13 @@ def test_inputs_keep_what_an_axis_and_a_name_say():
     }  # fmt: skip
     assert set(feed["atoms"].ravel()) == {0, 1, 2} and set(feed["attention_mask"].ravel()) == {1}
     assert isinstance(feed["lowest"], np.ndarray) and feed["lowest"].dtype == np.float32
+
+
+def test_numbers_that_are_none_are_a_difference():
+    want = np.float32([1.0, np.nan, np.inf, -4.0])
+    assert real_models.difference(want, want) == 0
+    assert real_models.difference(want, np.float32([1.0, np.nan, np.inf, -3.0])) == 0.25
+    for place, other in ((1, 0.0), (0, np.nan), (2, -np.inf)):
+        changed = want.copy()
+        changed[place] = other
+        assert real_models.difference(want, changed) == np.inf
