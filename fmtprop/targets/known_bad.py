@@ -28,8 +28,8 @@ _DEFECTS: list[tuple[Version, Version, _Rule, str]] = []
 #: largest product of channels and places of the window for which the sums of strided deconvolutions were right
 _LONGEST_RIGHT_SUM = 3840
 
-#: numbers of f32 in a vector of AVX-512
-_LONGEST_VECTOR = 16
+#: numbers of f32 in a vector of AVX-512, and of AVX2
+_LONGEST_VECTOR, _LANES_OF_AVX2 = 16, 8
 
 #: the newest tested version, 3.13.2, still has the defect
 _NOT_YET: Version = (4, 0)
@@ -364,6 +364,18 @@ def _bytes_deconvolved_with_gaps(node: Node, formats: Request, impl: str) -> boo
         return False
     window = formats["weights"].dims[-len(attrs.strides) :]
     return any(size < stride for size, stride in zip(window, attrs.strides, strict=True))
+
+
+# seen in 3.2.0 with 6 and 11 channels, with AVX2 and SSE4.1; 8 and 16 are right
+@_defect(
+    (3, 0), _NOT_YET,
+    "compiled depthwise convolution of bytes misreads a binary post-op's source beside a part of a vector of channels",
+)  # fmt: skip
+def _depthwise_bytes_with_tail_of_a_part(node: Node, formats: Request, impl: str) -> bool:
+    channels = node.results[0].dims[1]
+    if not impl.startswith("jit_uni_int8") or getattr(node.attrs, "groups", 1) != channels:
+        return False
+    return channels % _LANES_OF_AVX2 > 0 and any(math.prod(desc.dims) > 1 for desc in _binary_tails(node, formats))
 
 
 @_defect((3, 3), _NOT_YET, "the product of matrices of bytes by gemm is wrong with a bias")

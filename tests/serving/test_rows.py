@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fmtprop as fp
+from fmtprop import dnnl
 from fmtprop.errors import InputError
 from fmtprop.serving import Engine, Rows, Spec
 
@@ -89,7 +90,10 @@ def test_rows_that_depend_on_each_other_never_run_together(module):
         rows.run([x[:3]])
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+NEEDS_BF16 = pytest.mark.skipif(not dnnl.supports("bf16"), reason="oneDNN has no bf16 on this CPU")
+
+
+@pytest.mark.parametrize("dtype", ["f32", pytest.param("bf16", marks=NEEDS_BF16)])
 def test_a_convolution_is_independent(dtype, tmp_path):
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 4))
     for count in (1, 4):

@@ -341,3 +341,16 @@ def test_known_bad_deconvolution_with_gaps(kernel, is_bad):
     formats = {name: MemoryDesc(types[name].dims, kind) for name, kind in (("src", "u8"), ("weights", "s8"))}
     found = known_bad((3, 2, 0), node, formats, "jit_deconvolution:avx512_core_vnni")
     assert ("smaller than its strides" in str(found)) == is_bad
+
+
+@pytest.mark.parametrize(
+    ("channels", "tail", "is_bad"), [(6, (1, 6, 5, 5), True), (8, (1, 8, 5, 5), False), (6, (1, 1, 1, 1), False)]
+)
+def test_known_bad_depthwise_convolution_with_a_part_of_a_vector(channels, tail, is_bad):
+    types = {"src": TensorType((1, channels, 5, 5)), "weights": TensorType((channels, 1, 1, 3, 3))}
+    node = node_of("convolution", Conv.make(2, pad_l=1, groups=channels), types)
+    node = node.with_(post_ops=(PostOp("binary", Binary("add"), "post_op_0"),))
+    formats = {name: MemoryDesc(types[name].dims, kind) for name, kind in (("src", "u8"), ("weights", "s8"))}
+    formats["post_op_0"] = MemoryDesc(tail)
+    assert ("part of a vector" in str(known_bad((3, 2, 0), node, formats, "jit_uni_int8:avx2"))) == is_bad
+    assert known_bad((3, 2, 0), node, formats, "jit_dw:avx2") is None
