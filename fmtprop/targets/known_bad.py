@@ -372,10 +372,11 @@ def _bytes_deconvolved_with_gaps(node: Node, formats: Request, impl: str) -> boo
     "compiled depthwise convolution of bytes misreads a binary post-op's source beside a part of a vector of channels",
 )  # fmt: skip
 def _depthwise_bytes_with_tail_of_a_part(node: Node, formats: Request, impl: str) -> bool:
-    channels = node.results[0].dims[1]
-    if not impl.startswith("jit_uni_int8") or getattr(node.attrs, "groups", 1) != channels:
+    if not isinstance(node.attrs, Conv) or not impl.startswith("jit_uni_int8"):
         return False
-    return channels % _LANES_OF_AVX2 > 0 and any(math.prod(desc.dims) > 1 for desc in _binary_tails(node, formats))
+    channels = node.results[0].dims[1]
+    is_part = node.attrs.groups == channels and channels % _LANES_OF_AVX2 > 0
+    return is_part and any(math.prod(desc.dims) > 1 for desc in _binary_tails(node, formats))
 
 
 @_defect((3, 3), _NOT_YET, "the product of matrices of bytes by gemm is wrong with a bias")
