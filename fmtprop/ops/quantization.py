@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -192,7 +192,7 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 )
 
 
-def _quantize(
+def _operands_of_quantize(
     src: torch.Tensor,
     scale: torch.Tensor,
     zero: torch.Tensor | None,
@@ -200,38 +200,38 @@ def _quantize(
     low: int,
     high: int,
     dtype: torch.dtype,
-) -> torch.Tensor:
+) -> tuple[Quantize, dict[str, torch.Tensor]]:
+    """Return the op of a call and its tensors, whose shapes fit."""
     attrs, tensors = Quantize(data_type(dtype).value, low, high, axis), _present(src=src, scale=scale, zero_point=zero)
     infer_quantize(attrs, {name: tensor_type(tensor) for name, tensor in tensors.items()})
-    return reference_quantize(attrs, tensors)[0]
+    return attrs, tensors
 
 
-def _dequantize(src: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, axis: int) -> torch.Tensor:
+def _operands_of_dequantize(
+    src: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, axis: int
+) -> tuple[Dequantize, dict[str, torch.Tensor]]:
+    """Return the op of a call and its tensors, whose shapes fit."""
     attrs, tensors = Dequantize(axis), _present(src=src, scale=scale, zero_point=zero)
     infer_dequantize(attrs, {name: tensor_type(tensor) for name, tensor in tensors.items()})
-    return reference_dequantize(attrs, tensors)[0]
+    return attrs, tensors
 
 
-def _quantize_without_data(
-    src: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None,
-    axis: int,
-    low: int,
-    high: int,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    attrs, tensors = Quantize(data_type(dtype).value, low, high, axis), _present(src=src, scale=scale, zero_point=zero)
-    infer_quantize(attrs, {name: tensor_type(tensor) for name, tensor in tensors.items()})
-    return torch.empty(src.shape, dtype=dtype, device="meta")
+def _quantize(*call: Any) -> torch.Tensor:
+    return reference_quantize(*_operands_of_quantize(*call))[0]
 
 
-def _dequantize_without_data(
-    src: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, axis: int
-) -> torch.Tensor:
-    tensors = _present(src=src, scale=scale, zero_point=zero)
-    infer_dequantize(Dequantize(axis), {name: tensor_type(tensor) for name, tensor in tensors.items()})
-    return torch.empty(src.shape, dtype=torch.float32, device="meta")
+def _dequantize(*call: Any) -> torch.Tensor:
+    return reference_dequantize(*_operands_of_dequantize(*call))[0]
+
+
+def _quantize_without_data(*call: Any) -> torch.Tensor:
+    attrs, tensors = _operands_of_quantize(*call)
+    return torch.empty(tensors["src"].shape, dtype=torch_dtype(DataType(attrs.dtype)), device="meta")
+
+
+def _dequantize_without_data(*call: Any) -> torch.Tensor:
+    _, tensors = _operands_of_dequantize(*call)
+    return torch.empty(tensors["src"].shape, dtype=torch.float32, device="meta")
 
 
 def _present(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
