@@ -100,8 +100,11 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def usual_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let costs be modelled as on an idle machine, whatever else runs now: equal questions have equal answers."""
+def usual_peaks(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    """Let costs be modelled as on an idle machine, whatever else runs now: equal questions have equal answers.
+
+    The cache is the test's own: what other tests' runs have taught of this machine's pace would decide, too.
+    """
     from fmtprop.layout import DataType
     from fmtprop.tuning import costs
     from fmtprop.tuning.peaks import FOOTPRINTS, Peaks

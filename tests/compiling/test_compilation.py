@@ -37,7 +37,7 @@ def model() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("winner", [0, 1])
-@pytest.mark.usefixtures("own_cache", "usual_peaks")
+@pytest.mark.usefixtures("usual_peaks")
 def test_the_faster_plan_is_kept_and_remembered(
     model: torch.nn.Module, winner: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,7 +265,7 @@ def test_rounds_are_asked_for_where_the_plan_is_to_be_good_and_time_has_no_limit
 
 
 @pytest.mark.parametrize(("seconds", "tune", "is_raced"), [(0.0, "auto", False), (60.0, "auto", True)])
-@pytest.mark.usefixtures("own_cache", "usual_peaks")
+@pytest.mark.usefixtures("usual_peaks")
 def test_a_race_for_which_there_is_no_time_is_left_out_and_said_so(
     model: torch.nn.Module, seconds: float, tune: str, is_raced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,7 @@ def test_titles():
     ]
 
 
-@pytest.mark.usefixtures("own_cache", "usual_peaks")
+@pytest.mark.usefixtures("usual_peaks")
 @pytest.mark.parametrize(
     ("model", "policy", "target"),
     [

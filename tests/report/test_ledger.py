@@ -180,7 +180,7 @@ class Groups(torch.nn.Module):
         return self.second(self.first(x)).cumsum(2)
 
 
-@pytest.mark.usefixtures("own_cache", "usual_peaks")
+@pytest.mark.usefixtures("usual_peaks")
 def test_kernels_are_causes():
     joined = ledger(Join().eval(), torch.randn(1, 3, 40, 40), confirm=False)  # not decided by runs
     cheaper = [row for row in joined.reorders if row.kind == "layout"]

@@ -107,7 +107,7 @@ def compiled(module, x, **options):
     return fmtprop.compile(module, x, boundary={"x": first}, pin={"conv_1.dst": "nhwc"}, confirm=False, **options)
 
 
-@pytest.mark.usefixtures("own_cache", "usual_peaks")
+@pytest.mark.usefixtures("usual_peaks")
 def test_a_network_runs_them_and_tells_so(gate):
     module, x = gate
     net = compiled(module, x)
@@ -136,7 +136,7 @@ def test_runs_side_by_side_do_not_share_sums(gate):
             torch.testing.assert_close(got, module(given), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("own_cache", "usual_peaks")
+@pytest.mark.usefixtures("usual_peaks")
 def test_one_that_is_wrong_is_found_and_replaced(gate, monkeypatch):
     module, x = gate
     for kind in (rows.AverageKernel, rows.BroadcastKernel):
@@ -154,7 +154,7 @@ def test_nan_spreads_as_in_pytorch(gate):
     assert torch.equal(got.isnan(), expected.isnan()) and got[1].isnan().any() and not got[0].isnan().any()
 
 
-@pytest.mark.usefixtures("own_cache", "usual_peaks")
+@pytest.mark.usefixtures("usual_peaks")
 def test_the_product_of_two_halves_of_channels_is_a_kernel():
     """NAFNet's gate: no copy of the halves, and no operator of PyTorch."""
 
