@@ -23,6 +23,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assignment.assign import AssignFormats
 from fmtprop.passes.assignment.same_choices import SameChoices
 from fmtprop.passes.assignment.same_expansions import expand_alike
+from fmtprop.passes.assignment.same_graph import SameGraph
 from fmtprop.passes.base import Pass, Pipeline
 from fmtprop.passes.optimal import Certificate, OptimalFormats, expansions, fallen_back, price, resolve_pins
 from fmtprop.passes.optimal.assign import MOST_SECONDS
@@ -30,6 +31,8 @@ from fmtprop.passes.optimal.variants import EXPANSIONS, FUSIONS, OF_GRAPH, Varia
 from fmtprop.passes.precision.mark_grids import MarkGrids
 from fmtprop.passes.rewrites.release_sums import ReleaseSums
 from fmtprop.passes.target import Candidate, Setting
+from fmtprop.planfile.rebuild import rebuild
+from fmtprop.targets.executable import Provider
 from fmtprop.tuning import TunedCosts
 from fmtprop.tuning.identity import persistent_text
 
@@ -307,21 +310,45 @@ def greedy(policy: str, normal: Graph, setting: Setting) -> Entrant:
     return Entrant(policy, graph)
 
 
+def as_before(
+    normal: Graph, other: Entrant, boundary: Mapping[str, MemoryDesc], target: Provider, fallback: Provider
+) -> Entrant:
+    """Return the entrant that another process made of this graph, by the same implementations.
+
+    Raises PassError or NotOfferedError if it is of another graph, or a target has no such implementation.
+    """
+    prepared = _prepared(normal, other)
+    before = SameGraph(other.graph, boundary, tuple(fusion.rewrite for fusion in FUSIONS))
+    try:
+        graph = before.run(prepared)
+    except PassError:
+        if other.rewrite is not None or prepared is normal:
+            raise
+        graph = before.run(normal)  # a greedy policy's plan
+    graph = rebuild(graph, target, fallback, {node.name for node in graph.nodes()})
+    verify(graph, Stage.FORMATTED)
+    return Entrant(OTHER_SHAPE, graph, rewrite=other.rewrite)
+
+
 def like_another_shape(normal: Graph, other: Entrant, setting: Setting, costs: TunedCosts) -> Entrant | None:
     """Return the entrant with the choices of another shape's plan; None where they are impossible.
 
     `other`: the plan of another shape of the model. `costs`: costs of nodes that cannot run as for the other shape, and
     for reports.
     """
-    prepared = normal if other.rewrite is None else other.rewrite.run(normal)
-    for step in _PREPARE:
-        prepared = step.run(prepared)
-    prepared = expand_alike(prepared, other.graph, [variant.rewrite for variant in EXPANSIONS])
     fusions = tuple(fusion.rewrite for fusion in FUSIONS)
     try:
-        graph = SameChoices(other.graph, setting, costs, fusions).run(prepared)
+        graph = SameChoices(other.graph, setting, costs, fusions).run(_prepared(normal, other))
     except PassError as error:
         _LOG.info("model %s is planned anew: %s", normal.name, error)
         return None
     verify(graph, Stage.FORMATTED)
     return Entrant(OTHER_SHAPE, graph, rewrite=other.rewrite)
+
+
+def _prepared(normal: Graph, other: Entrant) -> Graph:
+    """Return the graph before its formats are chosen, with the rewrites that another entrant has."""
+    prepared = normal if other.rewrite is None else other.rewrite.run(normal)
+    for step in _PREPARE:
+        prepared = step.run(prepared)
+    return expand_alike(prepared, other.graph, [variant.rewrite for variant in EXPANSIONS])

@@ -5,6 +5,7 @@ Owns the last word between the `optimal` plans and the greedy ones, and the reco
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,12 +13,12 @@ from time import thread_time
 
 from fmtprop.compiling.attempts import Attempts
 from fmtprop.compiling.budget import NODE_SECONDS, Budget
-from fmtprop.compiling.entrants import DIRECT, GREEDY, OTHER_SHAPE, Entrant, Entrants, like_another_shape
+from fmtprop.compiling.entrants import DIRECT, GREEDY, OTHER_SHAPE, Entrant, Entrants, as_before, like_another_shape
 from fmtprop.compiling.inputs import random_inputs
 from fmtprop.compiling.options import OPTIMAL, Options
 from fmtprop.compiling.race import Race, alone, race
-from fmtprop.errors import UnsupportedOpError
-from fmtprop.ir import Graph, Node
+from fmtprop.errors import FmtpropError, UnsupportedOpError
+from fmtprop.ir import Graph, Node, TensorType
 from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
 from fmtprop.passes.optimal import Certificate
 from fmtprop.runtime.build import Draft
@@ -28,6 +29,8 @@ from fmtprop.targets.executable import Provider
 from fmtprop.targets.registry import setting_for
 from fmtprop.tuning import NOMINAL, TunedCosts, Tuning, costs_for
 from fmtprop.tuning.peaks import are_measured, improve
+
+_LOG = logging.getLogger(__name__)
 
 #: optional work, as users see it
 _RACE, _CHECK, _CORRECTION = "race of plans", "run to check costs", "plan by corrected costs"
@@ -192,9 +195,15 @@ class Selection:
         return found and replace(found, run=ran or 0.0, corrected=self._corrections > 0)
 
     def _like(self, other: Entrant) -> Entrant | None:
+        setting = setting_for(self._target, self._options.boundary, self._fallback)
+        if other.is_checked and _inputs(other.graph) == _inputs(self._normal):
+            try:
+                return as_before(self._normal, other, setting.boundary, self._target, self._fallback)
+            except FmtpropError as error:
+                _LOG.info("model %s is planned anew: %s", self._normal.name, error)
+                return None
         # they decide little here: nothing is measured for them
         costs = self._costs or self._new_costs(measuring=are_measured(self._store))
-        setting = setting_for(self._target, self._options.boundary, self._fallback)
         return like_another_shape(self._normal, other, setting, costs)
 
     def rivals(self) -> Entrants:
@@ -323,6 +332,10 @@ def _is_kept(promise: Certificate | None, result: Race) -> bool:
 def _agree(cost: float, ran: float) -> bool:
     """Return whether costs predict a run."""
     return ran <= (1 + _DOUBT_SHARE) * cost and cost <= (1 + _DOUBT_SHARE) * ran
+
+
+def _inputs(graph: Graph) -> list[tuple[str, TensorType]]:
+    return [(node.name, node.results[0]) for node in graph.input_nodes]
 
 
 def _run_key(entrant: Entrant) -> str:

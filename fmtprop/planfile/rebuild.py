@@ -72,7 +72,7 @@ class _Rebuilding:
     def _asked(self, node: Node, choice: Choice) -> Candidate:
         target = self._fallback if choice.target == self._fallback.name else self._target
         for request in _requests(node, choice):
-            for candidate in target.candidates(node, request):
+            for candidate in target.named(node, request, choice):
                 if _is_same(node, choice, candidate):
                     self._learn(node, choice, candidate)
                     return candidate

@@ -117,3 +117,28 @@ def test_choices_end_with_the_figures_that_decided_them():
     Store().add_figures({"a problem": 1e-3})  # as tuning does, maybe of the same layers
     assert not run(*session()).is_like_another_shape
     assert run(*session()).is_like_another_shape
+
+
+FILTERED = """<ir_version: 8, opset_import: ["" : 17]> g (float[n, 64, 56, 56] x) => (float[n, M, H, W] y)
+<float[64, 64, 3, 3] w> {
+    a = Relu(x)
+    y = Conv<pads = [1, 1, 1, 1]>(a, w)
+}"""
+
+
+def test_a_node_that_runs_as_several_does_so_again_with_its_certificate():
+    model = onnx.parser.parse_model(FILTERED)
+    x = np.random.default_rng(0).standard_normal((1, 64, 56, 56)).astype(np.float32)
+    found = []
+    for seed in range(2):
+        numbers = np.random.default_rng(seed).standard_normal((64, 64, 3, 3)).astype(np.float32)
+        del model.graph.initializer[:]
+        model.graph.initializer.append(onnx.numpy_helper.from_array(numbers, "w"))
+        made = fp.onnx.InferenceSession(model, deterministic=True)
+        made.run(None, {"x": x})
+        found += [plan.compilation for plan in made.plans.values()]
+    first, second = found
+    assert second.is_like_another_shape
+    assert [node.name for node in first.formatted.nodes()] == [node.name for node in second.formatted.nodes()]
+    assert first.certificate is not None
+    assert second.certificate == first.certificate

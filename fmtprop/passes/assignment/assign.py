@@ -24,7 +24,7 @@ from fmtprop.passes.precision.in_bytes import in_bytes, in_reals
 from fmtprop.passes.target import Candidate, Setting, can_be_read, free_results
 
 #: types of which all numbers are f32 numbers, too
-_HALVES = frozenset({DataType.BF16, DataType.F16})
+HALVES = frozenset({DataType.BF16, DataType.F16})
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Assignment:
             tensor = Placed(self._convert(tensor, real, node, "src"), real)
         value, desc = tensor
         stored, pending = self.out.desc_of(value).dtype, desc.dtype
-        if pending is not stored and not (pending is DataType.F32 and stored in _HALVES):
+        if pending is not stored and not (pending is DataType.F32 and stored in HALVES):
             # The pending conversion rounds: another one after it must start from its result.
             value = self._convert(Placed(value, desc), desc, node, "src")
             self.root[value] = value
@@ -228,7 +228,7 @@ class Assignment:
         return {name: self.tensors[value] for name, value in self.source.inputs(node.name).items()}
 
     def _place(self, node: Node, inputs: Mapping[str, Value], descs: tuple[MemoryDesc, ...], choice: Choice) -> None:
-        values = self.out.add(_stored(node, descs).with_(descs=descs, choice=choice), inputs)
+        values = self.out.add(as_stored(node, descs).with_(descs=descs, choice=choice), inputs)
         for value, desc in zip(values, descs, strict=True):
             self.tensors[value] = Placed(value, desc)
 
@@ -274,7 +274,7 @@ class Assignment:
             yield from target.candidates(node, {"src": have, "dst": wanted})
 
 
-def _stored(node: Node, descs: tuple[MemoryDesc, ...]) -> Node:
+def as_stored(node: Node, descs: tuple[MemoryDesc, ...]) -> Node:
     """Return a node whose results have the types that are stored: bytes where they lie on a grid."""
     if not node.grids or node.is_boundary:
         return node

@@ -64,7 +64,8 @@ class _Transfer(Assignment):
         super().__init__(AssignFormats("propagate", spec.setting), graph)
         self.costs, self.formatted = spec.costs, spec.formatted
         #: node -> the node that computes it and others, its operands, and the nodes that it computes
-        self.fused = {node.name: found for node in graph.nodes() if (found := self._fusion(node, spec.fusions))}
+        found = {node.name: fusion_for(graph, node, spec.formatted, spec.fusions) for node in graph.nodes()}
+        self.fused = {name: fusion for name, fusion in found.items() if fusion is not None}
         #: nodes that wait for the last one of their fusion
         self.waiting = {name for _, _, covers in self.fused.values() for name in covers[:-1]}
         #: the other graph's implementations of changes of format; those of weights are the same for all shapes
@@ -134,27 +135,12 @@ class _Transfer(Assignment):
 
     # ------------------------------------------------------------------ the other graph's advice
 
-    def _fusion(self, node: Node, fusions: Sequence[Fusion]) -> tuple[Node, dict[str, Value], tuple[str, ...]] | None:
-        """Return the node that computed this one and others in the other graph."""
-        if node.is_boundary or node.name not in self.formatted:
-            return None
-        other = self.formatted.node(node.name)
-        if _kind(other) == _kind(node):
-            return None
-        for fusion in fusions:
-            found = fusion(self.source, node)
-            if found is None or _kind(found[0]) != _kind(other):
-                continue
-            if found[1].keys() == self.formatted.inputs(other.name).keys():
-                return found[0], found[1], found[2]
-        return None
-
     def _advice(self, node: Node) -> tuple[Node, Choice] | None:
         """Return the other graph's node of this name, with its choice; None where it has none of this kind."""
         if node.name not in self.formatted:
             return None
         other = self.formatted.node(node.name)
-        if other.choice is None or _kind(other) != _kind(node) or len(other.descs) != len(node.results):
+        if other.choice is None or kind_of(other) != kind_of(node) or len(other.descs) != len(node.results):
             return None
         if other.choice.operands.keys() != self.formatted.inputs(other.name).keys():
             return None
@@ -275,7 +261,26 @@ class _Transfer(Assignment):
         return 0.0 if candidate.target == "view" else self.costs.node(node, candidate)
 
 
-def _kind(node: Node) -> tuple[str, ...]:
+def fusion_for(
+    graph: Graph, node: Node, formatted: Graph, fusions: Iterable[Fusion]
+) -> tuple[Node, dict[str, Value], tuple[str, ...]] | None:
+    """Return the node that computed this one and others in another, formatted graph."""
+    if node.is_boundary or node.name not in formatted:
+        return None
+    other = formatted.node(node.name)
+    if kind_of(other) == kind_of(node):
+        return None
+    for fusion in fusions:
+        found = fusion(graph, node)
+        if found is None or kind_of(found[0]) != kind_of(other):
+            continue
+        if found[1].keys() == formatted.inputs(other.name).keys():
+            return found[0], found[1], found[2]
+    return None
+
+
+def kind_of(node: Node) -> tuple[str, ...]:
+    """Return the ops that a node computes one after the other."""
     return (node.op, *(post_op.op for post_op in node.post_ops))
 
 

@@ -78,6 +78,8 @@ def _with(graph: Graph, expanded: dict[str, Graph]) -> Graph:
         for one in source.nodes() if node.name in expanded else (node,):
             if one.name in out:
                 continue  # an operand's producer
+            if one.name == node.name and "dst" in node.grids and not one.grids:
+                one = one.with_(grids={"dst": node.grids["dst"]})  # as where an expansion is chosen
             out.add(one, source.inputs(one.name))
             if one.op == "constant":
                 out.constants[one.name] = source.constants[one.name]
