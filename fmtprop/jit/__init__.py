@@ -20,6 +20,7 @@ from fmtprop.jit.given_norm import GivenNormKernel
 from fmtprop.jit.grouped_convolution import GroupedConvolutionKernel
 from fmtprop.jit.kernel import ALONE_NBYTES, Kernel, Work, kernel_for, on_one_thread, unavailable
 from fmtprop.jit.lookup import LookupKernel
+from fmtprop.jit.lstm_bytes import LstmBytesKernel
 from fmtprop.jit.memory import no_code
 from fmtprop.jit.nbits import DecodeKernel, NBitsKernel
 from fmtprop.jit.norms import GroupNormKernel
@@ -56,6 +57,7 @@ __all__ = [
     "GroupedConvolutionKernel",
     "Kernel",
     "LookupKernel",
+    "LstmBytesKernel",
     "NBitsKernel",
     "PutKernel",
     "QuantizeRowsKernel",

@@ -1,7 +1,8 @@
 """Functions of one number, as vector instructions.
 
 Each takes a register of 16 or 8 numbers and oneDNN's parameters of the algorithm, and returns a register of results.
-All map 0 to 0, so the padding of blocked formats stays zero. All treat infinities and NaN as PyTorch does.
+Those of `FUNCTIONS` map 0 to 0, so the padding of blocked formats stays zero. All treat infinities and NaN as PyTorch
+does.
 """
 
 from __future__ import annotations
@@ -45,6 +46,15 @@ _ERF_Q = (
     -7.37332916720468e-03,
     -1.42647390514189e-02,
 )
+
+#: tanh(z) = z P(z^2) / Q(z^2) for |z| below the limit, where it becomes 1: Eigen's and XLA's coefficients, constant
+#: terms last
+_TANH_P = (
+    *(-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08),
+    *(1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03),
+)
+_TANH_Q = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
+_TANH_LIMIT = 7.90531110763549805
 
 
 def _clamp(a: Assembler, x: int, limit: float) -> int:
@@ -199,6 +209,35 @@ def linear(a: Assembler, x: int, alpha: float, beta: float) -> int:
     """Return alpha x."""
     y = a.vector()
     a.v("VMULPS", y, x, a.number(alpha))
+    return y
+
+
+def sigmoid(a: Assembler, x: int) -> int:
+    """Return 1 / (1 + e^-x)."""
+    y, power = _factors(a, _clamp_numbers(a, x, _OVERFLOW))
+    a.v("VFMADD213PS", y, power, a.number(1.0))
+    a.v("VMOVUPS", power, a.number(1.0))
+    a.v("VDIVPS", y, power, y)
+    return y
+
+
+def tanh(a: Assembler, x: int) -> int:
+    """Return tanh(x)."""
+    z, square = _clamp_numbers(a, x, _TANH_LIMIT), a.vector()
+    a.v("VMULPS", square, z, z)
+    p, q = _polynomial(a, square, _TANH_P), _polynomial(a, square, _TANH_Q)
+    a.v("VMULPS", p, p, z)
+    a.v("VDIVPS", p, p, q)
+    return p
+
+
+def _clamp_numbers(a: Assembler, x: int, limit: float) -> int:
+    """Return x clamped to -limit and limit; a NaN stays one."""
+    y, low = a.vector(), a.vector()
+    a.v("VMOVUPS", y, a.number(limit))
+    a.v("VMOVUPS", low, a.number(-limit))
+    a.v("VMINPS", y, y, x)  # if an operand is NaN, the last one is returned
+    a.v("VMAXPS", y, low, y)
     return y
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 from iced_x86 import Code, Instruction, MemoryOperand, Register
 
 from fmtprop.jit.arguments import UNROLLED
@@ -23,7 +25,7 @@ _LOWS, _HIGHS, _MAGNITUDES = 0, UNROLLED, 2 * UNROLLED
 
 #: free registers; then those that a row's numbers need
 _X, _Y = 12, 13
-_LOW, _HIGH, _OFFSET, _FACTOR = 10, 11, 14, 15
+_LOW, _HIGH, OFFSET, _FACTOR = 10, 11, 14, 15
 
 #: predicates of comparisons
 _EQUAL, _UNORDERED, _ORDERED = 0, 3, 7
@@ -38,7 +40,7 @@ def quantize_rows(isa: Isa, dtype: str, *, symmetric: bool, of_pieces: bool, mul
     `symmetric`: whether zeros are 0. `of_pieces`: whether rows are pieces of one, whose ranges are known. `multiplies`:
     whether numbers are multiplied by the reciprocal of the scale. `rounds`: whether scales are rounded to bf16.
     """
-    p = _QuantizedRows(isa, symmetric=symmetric)
+    p = QuantizedRows(isa, symmetric=symmetric)
     p.share(_ITEM, _END, "rows")
     p.move(_SCALE, p.argument("scale"))
     p.move(_ZERO, p.argument("zero"))
@@ -65,7 +67,7 @@ def quantize_rows(isa: Isa, dtype: str, *, symmetric: bool, of_pieces: bool, mul
 
 def ranges(isa: Isa, *, symmetric: bool) -> bytes:
     """Return the program that finds the ranges of pieces of a row."""
-    p = _QuantizedRows(isa, symmetric=symmetric)
+    p = QuantizedRows(isa, symmetric=symmetric)
     p.share(_ITEM, _END, "rows")
     p.point(_DST, "ranges", _ITEM, 4 * RANGE_NUMBERS)
     with p.until(_ITEM, _END):
@@ -77,9 +79,11 @@ def ranges(isa: Isa, *, symmetric: bool) -> bytes:
     return p.finished()
 
 
-class _QuantizedRows(Program):
-    def __init__(self, isa: Isa, *, symmetric: bool) -> None:
-        super().__init__(isa, QuantizeRowsArguments, bf16=False)
+class QuantizedRows(Program):
+    """The program under construction; a kernel that also quantizes has the arguments of a row, by the same names."""
+
+    def __init__(self, isa: Isa, *, symmetric: bool, arguments: type[ctypes.Structure] = QuantizeRowsArguments) -> None:
+        super().__init__(isa, arguments, bf16=False)
         self.symmetric = symmetric
         #: first register of each part of a range, and how two of it are joined
         self.parts = {_MAGNITUDES: "VPMAXSD"}
@@ -176,21 +180,21 @@ class _QuantizedRows(Program):
         else:
             self._four("VDIVPS", _Y, _LOWS, _xmm(span))
             self._with_number("VEX_VROUNDPS_XMM_XMMM128_IMM8", _xmm(_Y), _xmm(_Y), value=_NEAREST)
-            self.emit("VEX_VMOVUPS_XMM_XMMM128", _xmm(_OFFSET), self.argument("low"))
-            self._four("VSUBPS", _Y, _OFFSET, _xmm(_Y))
-            self._four("VMAXPS", _Y, _OFFSET, _xmm(_Y))
-            self.emit("VEX_VMOVUPS_XMM_XMMM128", _xmm(_OFFSET), self.argument("high"))
-            self._four("VMINPS", _Y, _OFFSET, _xmm(_Y))
-            self._compare(_OFFSET, _Y, _Y, _ORDERED)
-            self._four("VANDPS", _Y, _Y, _xmm(_OFFSET))  # 0 instead of NaN, as if it were an integer
+            self.emit("VEX_VMOVUPS_XMM_XMMM128", _xmm(OFFSET), self.argument("low"))
+            self._four("VSUBPS", _Y, OFFSET, _xmm(_Y))
+            self._four("VMAXPS", _Y, OFFSET, _xmm(_Y))
+            self.emit("VEX_VMOVUPS_XMM_XMMM128", _xmm(OFFSET), self.argument("high"))
+            self._four("VMINPS", _Y, OFFSET, _xmm(_Y))
+            self._compare(OFFSET, _Y, _Y, _ORDERED)
+            self._four("VANDPS", _Y, _Y, _xmm(OFFSET))  # 0 instead of NaN, as if it were an integer
         self.emit("VEX_VMOVSS_M32_XMM", at(_ZERO), _xmm(_Y))
         if multiplies:
-            self.emit("VEX_VMOVUPS_XMM_XMMM128", _xmm(_OFFSET), one)
-            self._four("VDIVPS", span, _OFFSET, _xmm(span))
+            self.emit("VEX_VMOVUPS_XMM_XMMM128", _xmm(OFFSET), one)
+            self._four("VDIVPS", span, OFFSET, _xmm(span))
         self.emit("VEX_VMOVSS_M32_XMM", at(Register.RSP, _NUMBER), _xmm(span))
         self.load_one(self.register(_FACTOR), at(Register.RSP, _NUMBER))
         if not self.symmetric:
-            self.load_one(self.register(_OFFSET), at(_ZERO))
+            self.load_one(self.register(OFFSET), at(_ZERO))
         for number, name in ((_LOW, "low"), (_HIGH, "high")):
             self.v("VMOVUPS", self.register(number), self.argument(name))
 
@@ -218,7 +222,7 @@ class _QuantizedRows(Program):
             self.advance(nbytes, _DST)
 
     def _rounded(self, x: int, *, multiplies: bool) -> None:
-        low, high, offset, factor = map(self.register, (_LOW, _HIGH, _OFFSET, _FACTOR))
+        low, high, offset, factor = map(self.register, (_LOW, _HIGH, OFFSET, _FACTOR))
         self.v("VMULPS" if multiplies else "VDIVPS", x, x, factor)
         self.v("VRNDSCALEPS" if self.isa.nbytes == 64 else "VROUNDPS", x, x, immediate=_NEAREST)
         if not self.symmetric:

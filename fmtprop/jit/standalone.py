@@ -32,6 +32,11 @@ _TENSORS = frozenset(
         "offsets",
         "factors",
         "zero",
+        "src_h",
+        "src_c",
+        "sums",
+        "dst_h",
+        "dst_c",
     }
     | {f"post_op_{number}" for number in range(4)}
 )

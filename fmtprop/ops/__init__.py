@@ -22,6 +22,7 @@ from fmtprop.ops.inner_product import INNER_PRODUCT, InnerProduct
 from fmtprop.ops.layer_norm_training import LAYER_NORMALIZATION_BACKWARD, LAYER_NORMALIZATION_TRAINING
 from fmtprop.ops.lookup import LOOKUP, Lookup
 from fmtprop.ops.lrn import LRN, Lrn
+from fmtprop.ops.lstm_bytes import LSTM_BYTES, LstmBytes
 from fmtprop.ops.matmul import MATMUL, MatMul
 from fmtprop.ops.matmul_nbits import DECODE_NBITS, MATMUL_NBITS, DecodeNBits, MatMulNBits
 from fmtprop.ops.normalization import (
@@ -69,6 +70,7 @@ OPS = (
     VANILLA_RNN,
     LSTM,
     LBR_GRU,
+    LSTM_BYTES,
     *RECURRENT_TRAINING,
     POOLING,
     POOLING_BACKWARD,
@@ -136,6 +138,7 @@ __all__ = [
     "LayerNorm",
     "Lookup",
     "Lrn",
+    "LstmBytes",
     "MatMul",
     "MatMulNBits",
     "Pad",

@@ -9,7 +9,18 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fmtprop.ir import Attrs, Node
-from fmtprop.ops import Attention, Binary, Conv, DynamicQuantize, Lookup, MatMul, Pooling, Reduction, RmsNorm
+from fmtprop.ops import (
+    Attention,
+    Binary,
+    Conv,
+    DynamicQuantize,
+    Lookup,
+    LstmBytes,
+    MatMul,
+    Pooling,
+    Reduction,
+    RmsNorm,
+)
 from fmtprop.ops.batch_norm_training import BatchStatistics
 from fmtprop.ops.embedding_bag import EmbeddingBag
 from fmtprop.ops.gather_nbits import GatherNBits
@@ -31,6 +42,7 @@ from fmtprop.targets.kernel import JIT, KernelImplementation
 from fmtprop.targets.nbits import decode_kernels, gather_kernels, nbits_kernels
 from fmtprop.targets.norms import batch_normalized, group_normalized, normalized_as_given, normalized_rows
 from fmtprop.targets.pointwise import broadcasts, combined, looked_up, quantized, rotated, rounded
+from fmtprop.targets.recurrent import lstm_of_bytes
 from fmtprop.targets.tables import bags, copied_rows, put_rows
 
 #: from a node, its attributes and formats to the kernels for it; perhaps this machine has none of such sizes
@@ -62,6 +74,7 @@ _ALONE: Mapping[type[Attrs], tuple[_Ways, ...]] = {
     RotaryEmbedding: (rotated,),
     Lookup: (looked_up,),
     DynamicQuantize: (quantized,),
+    LstmBytes: (lstm_of_bytes,),
     HostCall: (copied_rows, put_rows),
     EmbeddingBag: (bags,),
     BatchStatistics: (batch_normalized,),

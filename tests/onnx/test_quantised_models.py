@@ -17,6 +17,7 @@ from onnx import helper
 from torch import nn
 
 import fmtprop as fp
+from fmtprop.jit import unavailable
 
 pytestmark = pytest.mark.peers
 
@@ -225,3 +226,40 @@ def test_operator(name: str, dtype: Any) -> None:
     # ONNX Runtime rounds floats in an order of its own, which decides where a result lies half between two integers
     units = int(name in ("QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearMul"))
     check(helper.make_model(graph, ir_version=8, opset_imports=opsets), varying, units)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_an_lstm_of_bytes_is_as_in_onnxruntime(direction: str) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    times, batch, size, hidden, count = 6, 3, 20, 32, 1 + (direction == "bidirectional")
+    # two products of a byte do not saturate in ONNX Runtime
+    constants = {"w": RNG.integers(-60, 61, (count, size, 4 * hidden)).astype(np.int8)}
+    constants["r"] = RNG.integers(-60, 61, (count, hidden, 4 * hidden)).astype(np.int8)
+    constants["b"] = RNG.standard_normal((count, 8 * hidden)).astype(np.float32) * 0.3
+    constants |= {f"{name}s": RNG.uniform(2e-3, 4e-3, count).astype(np.float32) for name in "wr"}
+    constants |= {f"{name}z": np.zeros(count, np.int8) for name in "wr"}
+    given = {"x": (times, batch, size), "h": (count, batch, hidden), "c": (count, batch, hidden)}
+    inputs = {name: RNG.uniform(-0.9, 0.9, dims).astype(np.float32) for name, dims in given.items()}
+    names = ["x", "w", "r", "b", "", "h", "c", "", "ws", "wz", "rs", "rz"]
+    node = helper.make_node(
+        "DynamicQuantizeLSTM", names, ["y", "yh", "yc"], domain="com.microsoft", direction=direction, hidden_size=hidden
+    )
+    graph = helper.make_graph(
+        [node],
+        "lstm",
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, dims) for name, dims in given.items()],
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in node.output],
+        initializer=[onnx.numpy_helper.from_array(v, k) for k, v in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    made = helper.make_model(graph, ir_version=8, opset_imports=opsets).SerializeToString()
+    session = fp.onnx.InferenceSession(made, confirm=False)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1  # several of its threads share the sequences, each with a scale of its own
+    wanted = ort.InferenceSession(made, options, providers=["CPUExecutionProvider"]).run(None, inputs)
+    for got, want in zip(session.run(None, inputs), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+    (net,) = session.plans.values()
+    layers = [node for node in net.compilation.formatted.nodes() if node.op == "lstm_bytes"]
+    assert len(layers) == count
+    assert unavailable() or all(layer.choice.impl.startswith("lstm_bytes") for layer in layers)

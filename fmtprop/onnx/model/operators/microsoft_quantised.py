@@ -5,7 +5,7 @@ Each is an operator on the real numbers for which integers stand; its result is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -25,6 +25,7 @@ from fmtprop.onnx.model.operators.quantised import (
     sum_of_products,
 )
 from fmtprop.onnx.model.operators.recurrent import lstm
+from fmtprop.onnx.model.operators.values import data, is_known, known
 
 
 def _on_numbers(function: Callable[..., Tensor], operands: int = 1) -> Callable[..., Tensor]:
@@ -160,10 +161,68 @@ def _dynamic_quantize_lstm(
     **attributes: Any,
 ) -> tuple[Tensor, ...]:
     """Compute an LSTM with integer weights, and with inputs and states rounded to 8 bits."""
-    weights, recurrent = _of_directions(w, w_scale, w_zero), _of_directions(r, r_scale, r_zero)
-    tensors = (weights, recurrent, b, lengths, initial_h, initial_c, peepholes)
+    is_usual = lengths is None and peepholes is None and _is_usual(**attributes)
+    if is_usual and r.dtype is torch.int8 and r.shape[1] % _BLOCK == 0 and _is_centred(r_zero) and is_known(w_scale):
+        scales, bias = known(data(w_scale, "W_scale")), None if b is None else b.reshape(len(b), 2, -1).sum(1)
+        numbers, scale, zero = dynamic_quantize_linear(x.flatten(0, 1))  # one product of all rows
+        from_x = []
+        for k, codes in enumerate(w):
+            of_direction = scales[k], zero, None if w_zero is None else w_zero[k], None if bias is None else bias[k]
+            from_x.append(matmul_integer_to_float(numbers, codes, scale, *of_direction).reshape(*x.shape[:2], -1))
+        return _by_layers(from_x, r, r_scale, initial_h, initial_c, attributes.get("direction", "forward"))
     whole, scale = _rounded(x)
+    tensors = (
+        _of_directions(w, w_scale, w_zero),
+        _of_directions(r, r_scale, r_zero),
+        b,
+        lengths,
+        initial_h,
+        initial_c,
+        peepholes,
+    )
     return lstm(whole * scale, *tensors, _rounded, **attributes)
+
+
+#: states of which the layer's kernel computes several at a time; without it, the steps of any LSTM are faster
+_BLOCK: Final = 16
+
+
+def _is_usual(
+    *,
+    activations: Sequence[str] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    input_forget: int = 0,
+    layout: int = 0,
+    **_parameters_of_other_activations: object,
+) -> bool:
+    """Return whether a layer has the functions that its op has."""
+    names = [name.lower() for name in activations or ()]
+    is_plain = names == ["sigmoid", "tanh", "tanh"] * (len(names) // 3)
+    return is_plain and clip is None and not input_forget and not layout and direction in _DIRECTIONS
+
+
+#: direction -> whether each layer goes from the end
+_DIRECTIONS: Final = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
+
+
+def _is_centred(zeros: Tensor | None) -> bool:
+    return zeros is None or (is_known(zeros) and not bool(zeros.any()))
+
+
+def _by_layers(
+    from_x: Sequence[Tensor], r: Tensor, r_scale: Tensor, h: Tensor | None, c: Tensor | None, direction: str
+) -> tuple[Tensor, ...]:
+    """Compute each direction as one layer."""
+    zeros = from_x[0].new_zeros((from_x[0].shape[1], r.shape[1]))
+    found = []
+    for k, reverse in enumerate(_DIRECTIONS[direction]):
+        codes = r[k].transpose(0, 1)
+        scales, sums = r_scale[k].reshape(-1).expand(codes.shape[0]), codes.sum(1, dtype=torch.int32)
+        states = (zeros if one is None else one[k] for one in (h, c))
+        found.append(torch.ops.fmtprop.lstm_bytes(from_x[k], *states, codes, scales, sums, reverse))
+    return torch.stack([y for y, *_ in found], 1), *(torch.stack(last) for last in list(zip(*found, strict=True))[1:])
 
 
 def _of_directions(weights: Tensor, scales: Tensor, zeros: Tensor | None) -> list[Tensor]:

@@ -1,0 +1,251 @@
+"""The program of a layer of an LSTM whose state is rounded to bytes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from iced_x86 import MemoryOperand, Register
+
+from fmtprop.jit.arguments import UNROLLED
+from fmtprop.jit.assembler import at
+from fmtprop.jit.functions import sigmoid, tanh
+from fmtprop.jit.isa import Isa
+from fmtprop.jit.lstm_bytes import BLOCK, DEPTH, GATES, LstmBytesArguments
+from fmtprop.jit.program import THREAD, THREADS, with_table
+from fmtprop.jit.quantize_rows_program import OFFSET, QuantizedRows
+
+#: the steps that are left; the numbers of a step in src and in dst (nothing asks for threads any more)
+_TIMES, _SRC_NOW, _DST_NOW = Register.R8, Register.R9, THREADS
+
+#: bytes to a block's first state, and to the state of a sequence; the weights of the block
+_STATE, _SEQUENCE, _WEIGHTS = THREAD, Register.R10, Register.R11
+
+#: places of products: weights, and the codes of a state; what is left
+_PLACE, _CODES, _LEFT = Register.RSI, Register.RDI, Register.RCX
+
+#: where rounding finds numbers and puts its results
+_FROM, _TO, _SCALE, _ZERO, _READ = Register.RSI, Register.RDI, Register.R11, Register.RAX, Register.R10
+
+#: of a sequence's gates: their sums, and other numbers
+_SUM, _NUMBERS = Register.RSI, Register.RAX
+
+#: where functions expect their constants
+_TABLE = Register.RDX
+
+#: places in the frame: a sequence's numbers in src and in dst, the zero of the state, and sums
+_SRC_ROW, _DST_ROW, _ZEROS, _SUMS = 0, 8, 64, 128
+
+#: the gates in the order of the weights
+_INPUT, _OUTPUT, _FORGET, _CELL = range(GATES)
+
+#: first registers of weights, and of sums
+_LOADED, _FIRST = 4, 8
+
+
+def lstm_bytes(isa: Isa, rows: int, states: int, group: int) -> tuple[bytes, bytes]:
+    """Return the program, and the table of constants that it reads.
+
+    `group`: sequences that share a load of weights.
+    """
+    return with_table(partial(_assembled, isa, rows, states, group))
+
+
+def _assembled(isa: Isa, rows: int, states: int, group: int, numbers: tuple[bytes, ...]) -> _LstmBytes:
+    p = _LstmBytes(isa, rows, states, group, numbers)
+    frame = _SUMS + GATES * group * isa.nbytes
+    p.advance(-frame, Register.RSP)
+    p.layer()
+    p.advance(frame, Register.RSP)
+    return p
+
+
+class _LstmBytes(QuantizedRows):
+    def __init__(self, isa: Isa, rows: int, states: int, group: int, numbers: tuple[bytes, ...]) -> None:
+        super().__init__(isa, symmetric=False, arguments=LstmBytesArguments)
+        self._rows, self._states, self._group, self._constants = rows, states, group, numbers
+
+    def layer(self) -> None:
+        """Compute all steps; the states lie in results from the start."""
+        for name in ("h", "c"):
+            self.move(_FROM, self.argument(f"src_{name}"))
+            self.move(_TO, self.argument(f"dst_{name}"))
+            self.move(_LEFT, self.argument("state_nbytes"))
+            self.copy_bytes()
+        for register, name in ((_SRC_NOW, "src"), (_DST_NOW, "dst")):
+            self.move(register, self.argument(name))
+            self.add(register, self.argument(f"{name}_first"))
+        with self.repeat(self.argument("times"), _TIMES):
+            self._round_state()
+            self._blocks()
+            self.add(_SRC_NOW, self.argument("src_step"))
+            self.add(_DST_NOW, self.argument("dst_step"))
+
+    def _round_state(self) -> None:
+        """Write the codes of the state, their scale and their zero."""
+        self.move(_READ, self.argument("dst_h"))
+        self.range(_READ)
+        self.move(_SCALE, self.argument("scale"))
+        self.move(_ZERO, self.argument("zero"))
+        self.scale(multiplies=False, rounds=False)
+        self.v("VCVTPS2DQ", self.register(0), self.register(OFFSET))
+        self.v("VMOVUPS <", at(Register.RSP, _ZEROS), self.register(0))
+        self.move(_FROM, self.argument("dst_h"))
+        self.move(_TO, self.argument("codes"))
+        self.round("u8", multiplies=False)
+
+    def _blocks(self) -> None:
+        """Compute a step, block by block: the weights of one are read once for all sequences."""
+        self.move(_TABLE, self.argument("table"))
+        self.move(_WEIGHTS, self.argument("weights"))
+        self.emit("XOR_R32_RM32", Register.R12D, Register.R12D)
+        with self.until(_STATE, self.argument("states"), 4 * self.isa.lanes):
+            for part in range(BLOCK // self.isa.lanes):
+                if part:
+                    self.advance(4 * self.isa.lanes, _STATE)
+                for slot, now in ((_SRC_ROW, _SRC_NOW), (_DST_ROW, _DST_NOW)):
+                    self.move(_LEFT, now)
+                    self.add(_LEFT, _STATE)
+                    self.emit("MOV_RM64_R64", at(Register.RSP, slot), _LEFT)
+                self.emit("XOR_R32_RM32", Register.R10D, Register.R10D)
+                whole, rest = divmod(self._rows, self._group)
+                if whole > 1:
+                    with self.until(_SEQUENCE, self.argument("whole_groups"), 0):
+                        self._sequences(self._group, part)
+                elif whole:
+                    self._sequences(self._group, part)
+                if rest:
+                    self._sequences(rest, part)
+            self.advance(self._states * BLOCK, _WEIGHTS)
+
+    def _sequences(self, count: int, part: int) -> None:
+        """Compute the states of some sequences."""
+        self.move(_PLACE, _WEIGHTS)
+        self.move(_CODES, _SEQUENCE)
+        self.immediate("SHR_RM64_IMM8", _CODES, 2)  # a state has four bytes, a code has one
+        self.add(_CODES, self.argument("codes"))
+        if self.isa.nbytes == 64:
+            self._multiply(count)
+        else:
+            self._multiply_words(part)
+        self.emit("LEA_R64_M", _SUM, at(Register.RSP, _SUMS))
+        self.load_numbers(self._constants)
+        self.immediate("MOV_RM64_IMM32", _LEFT, count)
+        with self.repeat(_LEFT, _LEFT):
+            self._gates()
+
+    # ------------------------------------------------------------------ products
+
+    def _multiply(self, count: int) -> None:
+        """Write the sums of some sequences' gates: products of bytes without sign and with one, by VNNI."""
+        # two sums for each gate of one sequence: an addition waits for the one before
+        chains = 2 if count == 1 else 1
+        sums = [
+            [[self._sum(chain, row, gate) for chain in range(chains)] for gate in range(GATES)] for row in range(count)
+        ]
+        for one in (chain for row in sums for gate in row for chain in gate):
+            self.zero(one)
+        self.immediate("MOV_RM64_IMM32", _LEFT, self._states // (DEPTH * UNROLLED))
+        with self.repeat(_LEFT, _LEFT):
+            for unit in range(UNROLLED):
+                for row in range(count):
+                    self.v("VPBROADCASTD", self.register(row), at(_CODES, row * self._states + unit * DEPTH))
+                for gate in range(GATES):
+                    place = self._weights(gate, unit)
+                    if count > 1:
+                        self.v("VMOVUPS", self.register(_LOADED + gate), place)
+                    for row in range(count):
+                        read = self.register(_LOADED + gate) if count > 1 else place
+                        self.v("VPDPBUSD", sums[row][gate][unit % chains], self.register(row), read)
+            self.advance(UNROLLED * DEPTH * BLOCK, _PLACE)
+            self.advance(UNROLLED * DEPTH, _CODES)
+        for row in range(count):
+            for gate, (first, *others) in enumerate(sums[row]):
+                for other in others:
+                    self.v("VPADDD", first, first, other)
+                self.v("VMOVUPS <", at(Register.RSP, _SUMS + (row * GATES + gate) * self.isa.nbytes), first)
+
+    def _sum(self, chain: int, row: int, gate: int) -> int:
+        return self.register(_FIRST + (chain + row) * GATES + gate)
+
+    def _multiply_words(self, part: int) -> None:
+        """Write the sums of one sequence's gates: products of 16 bits, whose sums are in pairs."""
+        words, codes = self.register(0), self.register(1)
+        sums = [[self.register(_LOADED + 2 * gate + half) for half in range(2)] for gate in range(GATES)]
+        for one in (half for gate in sums for half in gate):
+            self.zero(one)
+        self.immediate("MOV_RM64_IMM32", _LEFT, self._states // (DEPTH * UNROLLED))
+        with self.repeat(_LEFT, _LEFT):
+            for unit in range(UNROLLED):
+                self.emit("VEX_VPBROADCASTD_XMM_XMMM32", Register.XMM1, at(_CODES, unit * DEPTH))
+                self.v("VPMOVZXBW", codes, Register.XMM1)
+                for gate in range(GATES):
+                    for half, one in enumerate(sums[gate]):
+                        self.v("VPMOVSXBW", words, self._weights(gate, unit, (2 * part + half) * 16))
+                        self.v("VPMADDWD", words, words, codes)
+                        self.v("VPADDD", one, one, words)
+            self.advance(UNROLLED * DEPTH * BLOCK, _PLACE)
+            self.advance(UNROLLED * DEPTH, _CODES)
+        for gate, (low, high) in enumerate(sums):
+            self.v("VPHADDD", low, low, high)
+            self.v("VPERMPD", low, low, immediate=0b11011000)
+            self.v("VMOVUPS <", at(Register.RSP, _SUMS + gate * self.isa.nbytes), low)
+
+    def _weights(self, gate: int, unit: int, nbytes: int = 0) -> MemoryOperand:
+        return at(_PLACE, gate * self._states**2 + unit * DEPTH * BLOCK + nbytes)
+
+    # ------------------------------------------------------------------ gates
+
+    def _gates(self) -> None:
+        """Compute a sequence's states from its sums; the pointers move on to the next sequence."""
+        x, y = self.register(0), self.register(1)
+        for gate in range(GATES):
+            self._reals(gate)
+            self.release()
+            self.vector()
+            self.v("VMOVUPS <", self._gate(gate), (tanh if gate == _CELL else sigmoid)(self, x))
+        self._point("dst_c")
+        self.v("VMOVUPS", x, self._gate(_FORGET))
+        self.v("VMULPS", x, x, at(_NUMBERS))
+        self.v("VMOVUPS", y, self._gate(_INPUT))
+        self.v("VFMADD231PS", x, y, self._gate(_CELL))
+        self.v("VMOVUPS <", at(_NUMBERS), x)
+        self.release()
+        self.vector()
+        z = tanh(self, x)
+        self.v("VMULPS", z, z, self._gate(_OUTPUT))
+        self._point("dst_h")
+        self.v("VMOVUPS <", at(_NUMBERS), z)
+        self.move(_NUMBERS, at(Register.RSP, _DST_ROW))
+        self.v("VMOVUPS <", at(_NUMBERS), z)
+        for slot, name in ((_SRC_ROW, "src_row"), (_DST_ROW, "dst_row")):
+            self.move(_NUMBERS, self.argument(name))
+            self.emit("ADD_RM64_R64", at(Register.RSP, slot), _NUMBERS)
+        self.advance(4 * self._states, _SEQUENCE)
+        self.advance(GATES * self.isa.nbytes, _SUM)
+
+    def _reals(self, gate: int) -> None:
+        """Set register 0 to the argument of a gate's function."""
+        x, y = self.register(0), self.register(1)
+        self.move(_NUMBERS, self.argument("sums"))
+        self.add(_NUMBERS, _STATE)
+        self.v("VMOVUPS", y, at(Register.RSP, _ZEROS))
+        self.v("VPMULLD", y, y, at(_NUMBERS, 4 * gate * self._states))
+        self.v("VMOVUPS", x, self._gate(gate))
+        self.v("VPSUBD", x, x, y)
+        self.v("VCVTDQ2PS", x, x)
+        self.move(_NUMBERS, self.argument("scale"))
+        self.load_one(y, at(_NUMBERS))
+        self.move(_NUMBERS, self.argument("scales"))
+        self.add(_NUMBERS, _STATE)
+        self.v("VMULPS", y, y, at(_NUMBERS, 4 * gate * self._states))
+        self.move(_NUMBERS, at(Register.RSP, _SRC_ROW))
+        self.v("VFMADD213PS", x, y, at(_NUMBERS, 4 * gate * self._states))
+
+    def _gate(self, gate: int) -> MemoryOperand:
+        return at(_SUM, gate * self.isa.nbytes)
+
+    def _point(self, name: str) -> None:
+        """Point to the states of a sequence."""
+        self.move(_NUMBERS, self.argument(name))
+        self.add(_NUMBERS, _SEQUENCE)
+        self.add(_NUMBERS, _STATE)
