@@ -14,7 +14,7 @@ from fmtprop.ir.post_ops import types_along
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.target import AS_GRADIENT, Candidate
 from fmtprop.tuning import identity
-from fmtprop.tuning.efficiency import efficiency, filled, is_by_vectors, is_general, of_depthwise, shape_of
+from fmtprop.tuning.efficiency import AS_CONVOLUTION, efficiency, filled, is_by_vectors, is_general, of_depthwise, shape_of
 from fmtprop.tuning.peaks import Peaks
 
 #: operations per element of a post-op after a convolution by a general product, which applies it element by element:
@@ -356,7 +356,8 @@ def _is_channels_last(desc: MemoryDesc) -> bool:
 
 def _is_pointwise_across(impl: str, src: MemoryDesc) -> bool:
     """Return whether vectors compute a pointwise convolution by the kernel for blocks, on a channels-last tensor."""
-    return impl.startswith("jit_1x1") and "amx" not in impl and not src.inner_blocks and _is_channels_last(src)
+    across = impl.startswith(AS_CONVOLUTION) or (not src.inner_blocks and _is_channels_last(src))
+    return across and impl.removeprefix(AS_CONVOLUTION).startswith("jit_1x1") and "amx" not in impl
 
 
 def _is_transposed(linear: Linear, weights: MemoryDesc) -> bool:

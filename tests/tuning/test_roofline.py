@@ -129,6 +129,20 @@ def test_the_pointwise_kernel_of_blocks_is_slower_across_channels_with_wide_vect
     assert seconds(COSTS, "jit_1x1:avx2", "acdb") == seconds(COSTS, "jit_1x1:avx2", "aBcd8b")
 
 
+def test_a_product_by_the_pointwise_kernel_is_ahead_with_vectors_of_eight_alone() -> None:
+    def cost(lanes: int, impl: str) -> float:
+        src, weights = MemoryDesc((1, 197, 768)), MemoryDesc((768, 3072))
+        dst = MemoryDesc((1, 197, 3072))
+        node = Node("product", "matmul", MatMul(), (TensorType(dst.dims),))
+        candidate = Candidate("onednn", impl, {"src": src, "weights": weights}, (dst,))
+        return ModelCosts(PEAKS, 100 << 20, lanes=lanes).node(node, candidate)
+
+    assert cost(8, "convolution:jit_1x1:avx2") < cost(8, "inner_product:brgemm:avx2")
+    assert cost(16, "convolution:jit_1x1:avx512_core") > cost(16, "brg:avx512_core")
+    assert cost(16, "convolution:brgconv_1x1:avx512_core") == cost(16, "brg:avx512_core")
+    assert cost(8, "convolution:x64:gemm:jit") > cost(8, "inner_product:x64:gemm:jit")
+
+
 def test_consecutive_columns_are_rearranged_by_brg_in_each_run() -> None:
     node = Node("product", "matmul", MatMul(), (TensorType((12, 1, 1024)),))
     src, dst = MemoryDesc((12, 1, 64)), MemoryDesc((12, 1, 1024))
