@@ -49,7 +49,7 @@ _OTHER = (0.5, 0.5, 0.2)
 #: prefixes of an implementation of another primitive; its gemm gathers nothing, except for a convolution
 _WRAPPERS = ("inner_product:", "matmul:", "reorder:")
 #: the same of a product that runs as convolution: with windows of one position, and `brgconv` is the kernel that is
-#: `brg` otherwise. 15 products of transformers, one thread, time over that of `brgemm` as inner product (v3.2): `jit_1x1`
+#: `brg` otherwise. 15 products of transformers, one thread, time over `brgemm` as inner product (v3.2): `jit_1x1`
 #: 0.94 with AVX2 and 0.97 with AVX-512, where `brg` and `brgconv_1x1` have 0.97
 AS_CONVOLUTION = "convolution:"
 _GEMM = 0.78

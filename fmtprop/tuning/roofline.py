@@ -14,7 +14,15 @@ from fmtprop.ir.post_ops import types_along
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.target import AS_GRADIENT, Candidate
 from fmtprop.tuning import identity
-from fmtprop.tuning.efficiency import AS_CONVOLUTION, efficiency, filled, is_by_vectors, is_general, of_depthwise, shape_of
+from fmtprop.tuning.efficiency import (
+    AS_CONVOLUTION,
+    efficiency,
+    filled,
+    is_by_vectors,
+    is_general,
+    of_depthwise,
+    shape_of,
+)
 from fmtprop.tuning.peaks import Peaks
 
 #: operations per element of a post-op after a convolution by a general product, which applies it element by element:

@@ -131,7 +131,7 @@ def test_the_pointwise_kernel_of_blocks_is_slower_across_channels_with_wide_vect
 
 def test_a_product_by_the_pointwise_kernel_is_ahead_with_vectors_of_eight_alone() -> None:
     def cost(lanes: int, impl: str) -> float:
-        src, weights = MemoryDesc((1, 197, 768)), MemoryDesc((768, 3072))
+        src, weights = MemoryDesc((1, 197, 768)), MemoryDesc((768, 3072), tag="BA8a24b")
         dst = MemoryDesc((1, 197, 3072))
         node = Node("product", "matmul", MatMul(), (TensorType(dst.dims),))
         candidate = Candidate("onednn", impl, {"src": src, "weights": weights}, (dst,))
