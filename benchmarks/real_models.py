@@ -143,7 +143,10 @@ def _serve(program: str, file: str, calls: str, rounds: int) -> dict[str, Any]:
     nbytes = _peak_nbytes() - before
     if program == "onnxruntime":
         for k, feed in enumerate(given):
-            near = {name: x * x.dtype.type(1 + 2**-20) if x.dtype.kind == "f" else x for name, x in feed.items()}
+            # the product of a single number is no array
+            near = {
+                name: np.asarray(x * x.dtype.type(1 + 2**-20)) if x.dtype.kind == "f" else x for name, x in feed.items()
+            }
             np.savez(f"{calls}.near.{k}.npz", *execute(near))
     return {"creation": creation, "first": first, "seconds": medians, "nbytes": nbytes}
 
