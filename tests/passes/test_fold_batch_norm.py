@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fmtprop.ir.grid import Grid
-from fmtprop.ops import BatchNorm, Eltwise
+from fmtprop.ops import BatchNorm, Eltwise, Reshape
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.inner_product import InnerProduct
@@ -23,6 +23,31 @@ def test_batch_norm_folds_into_a_convolution(groups, bias, affine):
     folded = rewrite(build.output(build.act(build.norm(conv, "bn", affine))), FoldBatchNorm(), tolerance=1e-4)
     assert summary(folded) == ["conv", "relu"]
     assert set(folded.inputs("conv")) == {"src", "weights", "bias"}
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape", "folds"),
+    [
+        ((3, 8, 1, 5), (3, 6, 5), True),
+        ((3, 8, 5, 1), (1, 3, 6, 5), False),  # the channels of a batch normalization are along axis 1
+        ((3, 8, 2, 5), (3, 6, 10), False),
+        ((1, 8, 1, 5), (1, 6, 1, 1, 5), True),
+    ],
+)
+def test_channels_fold_through_a_reshape_of_axes_of_size_1(dims, shape, folds):
+    build = Builder()
+    conv = build.conv(build.input(*dims), 6, "conv", False)
+    value = build.op("reshape", Reshape(shape), "squeeze", src=conv)
+    folded = rewrite(build.output(build.norm(value, "bn")), FoldBatchNorm(), tolerance=1e-4)
+    assert summary(folded) == (["conv", "squeeze"] if folds else ["conv", "squeeze", "bn"])
+
+
+def test_a_bias_behind_a_reshape_of_axes_of_size_1_folds_along_the_channels():
+    build = Builder()
+    conv = build.conv(build.input(3, 8, 5, 1), 6, "conv", True)
+    value = build.op("reshape", Reshape((1, 3, 6, 5)), "squeeze", src=conv)
+    value = build.binary("add", value, build.constant(build.random(1, 1, 6, 1)), "bias")
+    assert summary(rewrite(build.output(value), FoldBatchNorm(), tolerance=1e-5)) == ["conv", "squeeze"]
 
 
 @pytest.mark.parametrize("groups", [1, 2])

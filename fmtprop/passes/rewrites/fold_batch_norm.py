@@ -11,7 +11,7 @@ import torch
 from fmtprop.ir import Graph, Grid, Linear, Node, Value, linear_of
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.tensors import is_fresh, materialise, torch_dtype
-from fmtprop.ops import BatchNorm, Binary, Eltwise
+from fmtprop.ops import BatchNorm, Binary, Eltwise, Reshape
 from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, constant, is_constant, new_constant, only_reader, scaled_grid
 
@@ -25,8 +25,9 @@ class FoldBatchNorm(NodePass):
 
     Batch normalization with constant statistics; a binary add, sub, mul or div with a constant that has one element or
     one per channel; an eltwise ``linear``. The producer is a convolution, deconvolution, inner product or 2-D matmul
-    with constant weights and bias, and x has no other reader. New weights are computed in f64 and rounded once, on
-    the grid that they were on; if they would not be finite, nothing is folded.
+    with constant weights and bias, and x has no other reader. Between both may be a reshape that adds and removes axes
+    of size 1 alone, as files of TensorFlow have behind a convolution of rows. New weights are computed in f64 and
+    rounded once, on the grid that they were on; if they would not be finite, nothing is folded.
 
     Requires folded constants: weights behind a view are not found. Ensures that no foldable node follows a producer.
     """
@@ -46,17 +47,31 @@ class Affine(NamedTuple):
 
 def _fold_reader(graph: Graph, producer: Node, linear: Linear) -> bool:
     """Fold the only reader of a producer into it; return whether this was possible."""
-    value = Value(producer.name)
+    value, axis = Value(producer.name), linear.output_axis(producer.results[0].ndim)
     reader = only_reader(graph, value)
-    if reader is None or producer.post_ops or reader.post_ops or reader.results != producer.results:
+    if reader is not None and isinstance(reader.attrs, Reshape):
+        behind = _axis_behind(producer.results[0].dims, reader.results[0].dims, axis)
+        if behind is None:
+            return False
+        value, axis = Value(reader.name), behind
+        reader = only_reader(graph, value)
+    if reader is None or producer.post_ops or reader.post_ops or reader.results != (graph.type_of(value),):
         return False
-    affine = _affine(graph, reader, value, linear.output_axis(producer.results[0].ndim))
+    affine = _affine(graph, reader, value, axis)
     if affine is None or not _scale_weights(graph, producer, linear, affine):
         return False
     bypass(graph, reader, [value])
     if not producer.origin:
         graph.replace(graph.node(producer.name).with_(origin=reader.origin))
     return True
+
+
+def _axis_behind(before: tuple[int, ...], after: tuple[int, ...], axis: int) -> int | None:
+    """Return where a reshape that adds and removes axes of size 1 alone puts an axis; None behind others."""
+    axes, kept = ([place for place, size in enumerate(dims) if size != 1] for dims in (before, after))
+    if axis not in axes or [before[place] for place in axes] != [after[place] for place in kept]:
+        return None
+    return kept[axes.index(axis)]
 
 
 # ---------------------------------------------------------------- folding
