@@ -79,6 +79,14 @@ def cache_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def own_choices(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Let each test make its own choices: tests change what decides them, such as costs, races and kernels."""
+    from fmtprop.store import texts
+
+    monkeypatch.setattr(texts, "FOLDER", f"choices of {abs(hash(request.node.nodeid))}")
+
+
+@pytest.fixture(autouse=True)
 def own_captures() -> Iterator[None]:
     """Let each test capture its own graphs: ``torch.compile`` counts them by code and gives up after eight.
 

@@ -111,7 +111,8 @@ class Compilation(Planned):
         """Bring the imported graph to normal form."""
         options, graph = self.options, defer(self.imported)
         idle = None
-        if self._alike is not None and self._sibling is None:  # for the model's next shapes
+        is_first = self._sibling is None or self._sibling.is_checked
+        if self._alike is not None and is_first:  # for the model's next shapes
             observer = idle = _Idle(graph, observer)
         self._begin("")
         self.normal, self.precision = normalise(
@@ -162,7 +163,7 @@ class Compilation(Planned):
                 continue
             if self.owned:
                 self.normal.constants.clear()  # the formatted graph has them still
-            if name != OTHER_SHAPE:  # its weights are packed already
+            if name != OTHER_SHAPE or (self._like is not None and self._like.is_checked):  # others are packed already
                 make_room(graph)
             store = ConstantStore(self.weights)
             plan = self._attempts.of(name, partial(draft.pack, store, consume=self.owned))

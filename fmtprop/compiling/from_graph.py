@@ -15,6 +15,7 @@ from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.planned import Planned
 from fmtprop.compiling.readable import graph_inside
+from fmtprop.compiling.remembered import Remembered
 from fmtprop.compiling.shapes import Shapes
 from fmtprop.errors import LoadError, OptionError, PlanError
 from fmtprop.ir.graph import Graph
@@ -57,11 +58,16 @@ def _compile_graph(graph: Graph, options: Options, owned: bool, shapes: Shapes |
         sibling = None
     is_quick = options.is_lazy and sibling is None
     first = replace(options, policy=QUICK, tune="model", confirm=False) if is_quick else options
+    earlier = Remembered(graph, first) if sibling is None else None
+    if earlier is not None:
+        sibling, is_similar = earlier.plan, True
     is_owned = owned and options.verify != "full"
     compilation = Compilation(graph, first, owned=is_owned, shared=forms, sibling=sibling, alike=alike, idle=idle)
     compilation.run()
+    if earlier is not None:
+        earlier.settle(compilation)
     if shapes is not None and not is_quick:
-        shapes.note(compilation)
+        shapes.note(compilation, is_first=earlier is not None)
     net = CompiledModel(compilation)
     is_makeshift = compilation.is_like_another_shape and not is_similar and options.replan == "background"
     if is_quick or is_makeshift:

@@ -43,12 +43,12 @@ class Shapes:
         """Return the passes that changed nothing in a graph of the same nodes and types, with other sizes."""
         return self._idle.get(_structure(imported), frozenset())
 
-    def note(self, compilation: Compilation) -> None:
-        """Take note of a finished compilation."""
+    def note(self, compilation: Compilation, *, is_first: bool = False) -> None:
+        """Take note of a finished compilation; the first one has the choices of no other shape."""
         if compilation.idle:
             self._idle.setdefault(_structure(compilation.imported), compilation.idle)
         sizes = _sizes(compilation.imported)
-        if compilation.is_like_another_shape:  # those of another process have no implementations here
+        if compilation.is_like_another_shape and not is_first:  # those of another process have no implementations here
             self._chosen = [
                 (of, compilation.kept if plan.is_checked and of == sizes else plan) for of, plan in self._chosen
             ]

@@ -22,7 +22,6 @@ from fmtprop.compiling.ahead import cases
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.plans import Plans
-from fmtprop.compiling.remembered import compile_remembered
 from fmtprop.compiling.shapes import Shapes
 from fmtprop.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
 from fmtprop.onnx.arrays import NodeArg, node_arg, reader_of, value_of, written
@@ -331,9 +330,8 @@ class InferenceSession:
         def make() -> CompiledModel:
             with on_cpu():
                 graph = graph_of(self._program, dict(zip(self._names(), shapes, strict=True)), fixed)
-                if not len(self._plans):
-                    return compile_remembered(graph, self._options, self._shared)
-                return compile_graph(graph, replace(self._options, confirm=False), shapes=self._shared)
+                options = replace(self._options, confirm=False) if len(self._plans) else self._options
+                return compile_graph(graph, options, shapes=self._shared)
 
         try:
             return self._plans.get(case, make)

@@ -16,6 +16,9 @@ _LOG = logging.getLogger(__name__)
 #: most bytes of a text, and of its file
 _MOST_NBYTES, _MOST_PACKED_NBYTES = 1 << 26, 1 << 24
 
+#: name of their folder beside the store
+FOLDER = "choices"
+
 #: texts that are kept: the newest ones
 MOST_TEXTS = 200
 
@@ -51,7 +54,7 @@ def keep_text(key: str, text: str) -> None:
 
 
 def _path(key: str) -> Path:
-    return cache_directory() / "choices" / f"{key}.z"
+    return cache_directory() / FOLDER / f"{key}.z"
 
 
 def _dated(directory: Path) -> list[tuple[float, Path]]:

@@ -11,7 +11,7 @@ import torch
 
 import fmtprop as fp
 from fmtprop.api import compile_graph
-from fmtprop.compiling import budget, compilation, entrants, selection
+from fmtprop.compiling import budget, compilation, entrants, remembered, selection
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.race import Race, run_in_turns
 from fmtprop.compiling.stages import normalise
@@ -36,8 +36,14 @@ def model() -> torch.nn.Module:
     ).eval()
 
 
+@pytest.fixture
+def only_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a later compilation know who won, but not the choices."""
+    monkeypatch.setattr(remembered, "text_of", lambda key: None)
+
+
 @pytest.mark.parametrize("winner", [0, 1])
-@pytest.mark.usefixtures("usual_peaks")
+@pytest.mark.usefixtures("usual_peaks", "only_verdicts")
 def test_the_faster_plan_is_kept_and_remembered(
     model: torch.nn.Module, winner: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +117,7 @@ def test_primitives_are_checked_before_weights_are_packed_and_once_only(
     assert order == ["__init__", "pack"]
 
 
-@pytest.mark.usefixtures("usual_peaks")
+@pytest.mark.usefixtures("usual_peaks", "only_verdicts")
 @pytest.mark.parametrize(("ran", "faster"), [("as promised", ""), ("short", "first"), ("short", "spare")])
 @pytest.mark.usefixtures("own_cache")
 def test_what_runs_as_several_is_doubted_where_costs_promised_too_much(
@@ -161,7 +167,7 @@ class EqualFigures:
             done(index, {job.key: 1e-5 * (1 + crc32(repr(job.key).encode()) % 100) for job in jobs})
 
 
-@pytest.mark.usefixtures("usual_peaks")
+@pytest.mark.usefixtures("usual_peaks", "only_verdicts")
 @pytest.mark.usefixtures("own_cache")
 def test_a_verdict_of_measured_costs_holds_for_later_compilations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "Bench", EqualFigures)

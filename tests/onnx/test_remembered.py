@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fmtprop as fp
-from fmtprop.store import Store, keep_text, text_of
+from fmtprop.store import Store, keep_text, text_of, texts
 
 onnx = pytest.importorskip("onnx")
 
@@ -25,7 +25,7 @@ MODEL = """<ir_version: 8, opset_import: ["" : 17]> g (float[n, 3, 12, 12] x) =>
 @pytest.fixture(autouse=True)
 def directory(tmp_path, monkeypatch):
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
-    return tmp_path / "choices"
+    return tmp_path / texts.FOLDER
 
 
 def session(seed=0, **options):

@@ -13,7 +13,7 @@ from fmtprop.store import keep_text, text_of, texts
 @pytest.fixture(autouse=True)
 def directory(tmp_path, monkeypatch):
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "choices"
+    return tmp_path / "cache" / texts.FOLDER
 
 
 def test_a_text_is_kept_until_another_takes_its_place():

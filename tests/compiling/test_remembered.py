@@ -1,0 +1,98 @@
+"""Choices that an earlier compilation of the same graph made: the same plan by every door, without its enumeration."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fmtprop as fp
+from fmtprop.compiling import selection
+from fmtprop.store import Store
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+X = torch.randn(1, 16, 28, 28)
+
+
+def net(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    layers = nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 17, 1), nn.AdaptiveAvgPool2d(1)
+    return nn.Sequential(*layers).eval()
+
+
+@pytest.fixture
+def solved(monkeypatch):
+    """Return a list that grows with each choice among all ways."""
+    made = []
+    usual = selection.Selection.rivals
+    monkeypatch.setattr(selection.Selection, "rivals", lambda self: made.append(self) or usual(self))
+    return made
+
+
+def compiled(module: nn.Module, **options):
+    return fp.compile(module, X, **({"deterministic": True} | options))
+
+
+def test_a_module_has_the_plan_of_an_earlier_one_with_its_own_weights(solved):
+    first, module = compiled(net()), net(seed=1)
+    assert len(solved) == 1
+    second = compiled(module)
+    assert len(solved) == 1
+    torch.testing.assert_close(second(X), module(X), rtol=1e-4, atol=1e-5)
+    assert second.certificate == first.certificate is not None
+    nodes = [[(node.name, node.choice.impl, node.descs) for node in one.graph.nodes()] for one in (first, second)]
+    assert nodes[0] == nodes[1]
+
+
+def test_other_options_and_figures_have_choices_of_their_own(solved):
+    compiled(net())
+    compiled(net(), special_values="exact")
+    assert len(solved) == 2
+    Store().add_figures({"a problem": 1e-3})  # as tuning does, maybe of the same layers
+    compiled(net())
+    assert len(solved) == 3
+    compiled(net())
+    assert len(solved) == 3
+
+
+def test_the_backend_of_torch_compile_remembers(solved, always):
+    for seed in range(2):
+        torch._dynamo.reset()
+        module = net(seed)
+        with torch.no_grad():
+            run = torch.compile(module, backend="fmtprop", options={"deterministic": True})
+            torch.testing.assert_close(run(X), module(X), rtol=1e-4, atol=1e-5)
+    assert len(solved) == 1
+
+
+def test_a_model_of_changing_shapes_remembers_its_first_shape(solved):
+    for seed in range(2):
+        module = net(seed)
+        made = fp.compile(module, X, dynamic_shapes=({2: torch.export.Dim.DYNAMIC},), deterministic=True)
+        for size in (28, 20):
+            x = torch.randn(1, 16, size, 28)
+            torch.testing.assert_close(made(x), module(x), rtol=1e-4, atol=1e-5)
+        assert made.plan_for(X).compilation.idle
+    assert len(solved) == 1
+
+
+@pytest.mark.parametrize(
+    ("work", "is_measured", "is_kept"),
+    [("race of plans", False, True), ("race of plans", True, False), (selection.CORRECTION, False, False)],
+)
+def test_choices_without_some_work_are_kept_where_another_process_would_leave_it_out(
+    work, is_measured, is_kept, monkeypatch, solved
+):
+    usual = selection.Selection.decide
+
+    def decide(self):
+        self._budget.left_out[work] = "takes long"
+        if is_measured:
+            Store().add_figures({f"a figure {len(solved)}": 1.0})
+        return usual(self)
+
+    monkeypatch.setattr(selection.Selection, "decide", decide)
+    compiled(net())
+    assert compiled(net()).left_out == {work: "takes long"}
+    assert len(solved) == (1 if is_kept else 2)
