@@ -80,6 +80,7 @@ def from_torch(
     with exporting():
         model = _exported(as_module(module), example_inputs, kwargs, None, name)
         graph = model.imported(model.program)
+        verify(graph, Stage.IMPORTED)
     if isinstance(module, ExportedProgram):
         check_examples(graph, example_inputs, kwargs)
     return graph
@@ -158,7 +159,6 @@ class Exported:
                 f"{graph.name} returns no tensor (but None, a number or nothing), so there is nothing to compile; "
                 "return its results"
             )
-        verify(graph, Stage.IMPORTED)
         return graph
 
 

@@ -27,6 +27,7 @@ from fmtprop.errors import ImportModelError, InputError, ShapeError, Unsupported
 from fmtprop.onnx.arrays import NodeArg, node_arg, reader_of, value_of, written
 from fmtprop.onnx.model import deciding_inputs, open_program
 from fmtprop.runtime.threads import on_cpu
+from fmtprop.system.collector import paused
 
 #: number of plans that a session keeps, the most recently used ones
 MAX_SHAPES: Final = 8
@@ -328,7 +329,7 @@ class InferenceSession:
         from fmtprop.onnx.model.program import ContradictionError, LimitError, OperandsError
 
         def make() -> CompiledModel:
-            with on_cpu():
+            with on_cpu(), paused():
                 graph = graph_of(self._program, dict(zip(self._names(), shapes, strict=True)), fixed)
                 options = replace(self._options, confirm=False) if len(self._plans) else self._options
                 return compile_graph(graph, options, shapes=self._shared)

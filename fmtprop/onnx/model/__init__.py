@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fmtprop.errors import ImportModelError
+from fmtprop.ir.verify import Stage, verify
 from fmtprop.system.collector import paused
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ def from_onnx(source: object, shapes: Mapping[str, Sequence[int]] | None = None)
         program = open_program(source)  # first: its error says how to get the package, which all other modules need
         from fmtprop.onnx.model.graph import graph_of
 
-        return graph_of(program, shapes)
+        graph = graph_of(program, shapes)
+        verify(graph, Stage.IMPORTED)
+        return graph
 
 
 def open_program(source: object) -> OnnxProgram:

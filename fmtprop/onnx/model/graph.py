@@ -23,7 +23,6 @@ from fmtprop.ir.deferred import SMALL_NBYTES
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.tensors import tensors_in
-from fmtprop.ir.verify import Stage, verify
 from fmtprop.onnx.model import limits
 from fmtprop.onnx.model.elements import element_type, torch_dtype, type_name
 from fmtprop.onnx.model.operators.values import is_repeated
@@ -172,7 +171,6 @@ def _imported(
     for output, result in zip(outputs, results, strict=True):
         graph.output(values.of(result), output if output not in graph else graph.fresh_name(output))
     graph.remove_dead()
-    verify(graph, Stage.IMPORTED)
     return graph
 
 
