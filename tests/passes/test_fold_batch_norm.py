@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.grid import Grid
 from fmtprop.ops import BatchNorm, Eltwise, Reshape
 from fmtprop.ops.convolution import Conv
@@ -142,6 +143,16 @@ def test_a_variance_that_gives_no_finite_weights_stays():
     graph = build.output(build.op("batch_normalization", BatchNorm(0.0), "bn", src=conv, mean=zeros, variance=zeros))
     folded = FoldBatchNorm().run(graph)
     assert summary(folded) == ["conv", "bn"]
+
+
+def test_factors_up_to_1_read_no_weights():
+    build = Builder()
+    conv = build.conv(build.input(1, 2, 3, 3), 2, "conv", False)
+    graph = build.output(build.act(conv, "linear", None, 0.125, 0.0))
+    name = graph.inputs("conv")["weights"].node
+    type_ = graph.node(name).results[0]
+    graph.constants[name] = Deferred(type_, graph.constants[name].stride(), lambda: pytest.fail("read"))
+    assert summary(FoldBatchNorm().run(graph)) == ["conv"]
 
 
 def test_computed_weights_stay():

@@ -27,7 +27,7 @@ class FoldBatchNorm(NodePass):
     one per channel; an eltwise ``linear``. The producer is a convolution, deconvolution, inner product or 2-D matmul
     with constant weights and bias, and x has no other reader. Between both may be a reshape that adds and removes axes
     of size 1 alone, as files of TensorFlow have behind a convolution of rows. New weights are computed in f64 and
-    rounded once, on the grid that they were on; if they would not be finite, nothing is folded.
+    rounded once, on the grid that they were on; if a factor may make one infinite, nothing is folded.
 
     Requires folded constants: weights behind a view are not found. Ensures that no foldable node follows a producer.
     """
@@ -146,9 +146,12 @@ def _scale_weights(graph: Graph, producer: Node, linear: Linear, affine: Affine)
     source = graph.node(inputs["weights"].node)
     data = graph.constants[source.name]
     weights = data if isinstance(data, Deferred) else materialise(data, type_).detach()
+    factor = _largest(scale)
+    # factors up to 1 make no number infinite, so none is read
+    largest = getattr(weights, "largest", None) if factor <= 1 else _largest(weights)
     # a bound: the largest number and the largest factor may be in different rows
-    largest = _largest(weights) * _largest(scale)
-    if not (largest <= torch.finfo(dtype).max and new_bias.isfinite().all()):
+    bound = factor if largest is None else largest * factor
+    if not (bound <= torch.finfo(dtype).max and new_bias.isfinite().all()):
         return False
     new_bias = new_bias.reshape(linear.bias_dims(channels, dst.ndim))
     rows = scale.reshape(linear.factor_dims(type_.dims, dst.ndim))
@@ -156,7 +159,7 @@ def _scale_weights(graph: Graph, producer: Node, linear: Linear, affine: Affine)
     made: torch.Tensor | Deferred
     if isinstance(weights, Deferred):
         identity = "scaled", tuple(rows.shape), rows.numpy().tobytes()
-        made = weights.then(scaled, identity=identity, fresh=True, largest=largest)
+        made = weights.then(scaled, identity=identity, fresh=True, largest=None if largest is None else bound)
     else:
         made = scaled(weights)
     grid = _scaled_grid(source.grids["dst"], rows, made) if source.grids else None
