@@ -268,13 +268,16 @@ class Graph:
         """
         if node.name in self._graph.nodes:
             raise GraphError(f"graph {self.name} already has a node {node.name!r}")
+        known = self._graph.nodes
         for operand, value in inputs.items():
-            self._check_value(node, operand, value)
+            producer = known.get(value.node)
+            if producer is None or not 0 <= value.index < len(producer["node"].results):
+                self._check_value(node, operand, value)  # says so
         self._graph.add_node(node.name, node=node, order=self._order)
         self._order += 1
         self._ranks = None
         self._connect(node.name, inputs)
-        return tuple(Value(node.name, i) for i in range(len(node.results)))
+        return tuple([Value(node.name, i) for i in range(len(node.results))])
 
     def input(self, name: str, type_: TensorType, phase: str = "") -> Value:
         """Add a graph input; in phase ``"backward"``, one of the second entry point."""
@@ -304,7 +307,7 @@ class Graph:
     def _connect(self, name: str, inputs: Mapping[str, Value]) -> None:
         self._inputs[name] = dict(inputs)
         for position, (operand, value) in enumerate(inputs.items()):
-            self._graph.add_edge(value.node, name, key=operand, result=value.index, position=position)
+            self._graph.add_edge(value.node, name, operand, {"result": value.index, "position": position})
 
     # ------------------------------------------------------------------ editing
 

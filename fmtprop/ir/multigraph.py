@@ -29,7 +29,7 @@ class Multigraph:
         """Add a node."""
         self.nodes[name], self.succ[name], self.pred[name] = data, {}, {}
 
-    def add_edge(self, producer: str, reader: str, key: str, **data: Any) -> None:
+    def add_edge(self, producer: str, reader: str, key: str, data: dict[str, Any]) -> None:
         """Connect two nodes."""
         between = self.succ[producer].setdefault(reader, {})
         self.pred[reader][producer] = between

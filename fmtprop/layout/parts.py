@@ -6,6 +6,7 @@ Owns the rule for when a concatenation needs no copies. Must not know about ops,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from fmtprop.errors import FormatError, ShapeError
 from fmtprop.layout.desc import MemoryDesc
@@ -26,8 +27,14 @@ def in_place_parts(whole: MemoryDesc, axis: int, sizes: Sequence[int]) -> list[M
 
     oneDNN developer guide, "Memory Format Propagation": kernels are fast on dense tensors only.
     """
+    parts = _parts(whole, axis, tuple(sizes))
+    return None if parts is None else [*parts]
+
+
+@lru_cache(maxsize=1024)  # passes, the verifier and the plan ask for the parts of one node
+def _parts(whole: MemoryDesc, axis: int, sizes: tuple[int, ...]) -> tuple[MemoryDesc, ...] | None:
     if not 0 <= axis < whole.ndim or sum(sizes) != whole.dims[axis] or min(sizes, default=0) < 0:
-        raise ShapeError(f"cannot cut dims {whole.dims} along axis {axis} into parts of {tuple(sizes)}")
+        raise ShapeError(f"cannot cut dims {whole.dims} along axis {axis} into parts of {sizes}")
     if not whole.is_dense or not whole.nelems or 0 in sizes:
         return None
     parts: list[MemoryDesc] = []
@@ -43,4 +50,4 @@ def in_place_parts(whole: MemoryDesc, axis: int, sizes: Sequence[int]) -> list[M
             return None
         parts.append(part)
         start += size
-    return parts
+    return tuple(parts)

@@ -8,7 +8,7 @@ Must not know oneDNN.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 
 import torch
@@ -130,6 +130,7 @@ def reference_expand(attrs: Expand, tensors: Mapping[str, torch.Tensor]) -> tupl
 def _view(rule: Callable[..., MemoryDesc]) -> Callable[..., MemoryDesc]:
     """Return the rule with the plain format for empty results, which have no elements to place."""
 
+    @lru_cache(maxsize=4096)  # passes, the verifier and networks ask for the same views again and again
     def view(attrs: Attrs, desc: MemoryDesc, result: TensorType) -> MemoryDesc:
         return rule(attrs, desc) if result.size else MemoryDesc(result.dims, result.dtype)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import lru_cache
 from itertools import chain, groupby
 from math import inf
 from time import perf_counter
@@ -320,7 +321,7 @@ class Context:
             places[name] = self._place(access, is_read=self.plan.buffers[access.buffer].last > index)
         if step.scratchpad is not None:
             nbytes = self.plan.buffers[step.scratchpad].nbytes
-            places[SCRATCHPAD] = self._place(Access(step.scratchpad, MemoryDesc((nbytes,), "u8")))
+            places[SCRATCHPAD] = self._place(Access(step.scratchpad, _bytes(nbytes)))
         return step.executable.bind(step.node, places, self._stream)
 
     def _place(self, access: Access, *, is_read: bool = True) -> Place:
@@ -360,6 +361,11 @@ class Context:
                 self._lists.append(CallList(calls, flushes=self._flushes))
                 joined.append(self._lists[-1].call)
         return joined
+
+
+@lru_cache(maxsize=1024)  # scratchpads of a few sizes are many
+def _bytes(count: int) -> MemoryDesc:
+    return MemoryDesc((count,), "u8")
 
 
 def _of_backward(plan: Plan) -> set[int]:

@@ -12,6 +12,11 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.layout.parts import in_place_parts
 
 
+def test_parts_are_made_once():
+    first, second = (in_place_parts(MemoryDesc((1, 48, 5, 5), tag="aBcd16b"), 1, [16, 32]) for _ in range(2))
+    assert all(a is b for a, b in zip(first, second, strict=True))
+
+
 @pytest.mark.parametrize(
     ("dims", "tag", "axis", "sizes", "dense"),
     [

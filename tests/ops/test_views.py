@@ -25,6 +25,12 @@ def formats(type_: TensorType) -> list[MemoryDesc]:
     return [MemoryDesc(type_.dims, type_.dtype, tag=tag) for tag in tags]
 
 
+def test_a_view_of_a_format_is_made_once():
+    rule, (result,) = OPSET["reshape"].view.dst, OPSET["reshape"].infer(Reshape((2, 6, 20)), {"src": X})
+    views = [rule(Reshape((2, 6, 20)), MemoryDesc(X.dims), result) for _ in range(2)]
+    assert views[0] is views[1]
+
+
 @pytest.mark.parametrize(("op", "sample"), CASES, ids=[f"{op}-{sample.name}" for op, sample in CASES])
 def test_a_view_reads_the_same_elements_or_refuses(op, sample):
     declaration = OPSET[op]

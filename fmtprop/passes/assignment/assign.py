@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from fmtprop.errors import FormatError, GraphError, ShapeError, UnsupportedOpError
@@ -293,7 +294,12 @@ def desc_of_constant(node: Node, data: object) -> MemoryDesc:
     if stride is None or 0 in type_.dims:
         return _row_major(type_)
     try:
-        desc = MemoryDesc(type_.dims, type_.dtype, strides=tuple(stride()))
+        desc = _strided(type_.dims, type_.dtype, tuple(stride()))
     except ShapeError:  # windows that overlap
         return _row_major(type_)
     return desc if desc.is_packed else _row_major(type_)
+
+
+@lru_cache(maxsize=4096)  # constants of a few sizes are many
+def _strided(dims: tuple[int, ...], dtype: DataType, strides: tuple[int, ...]) -> MemoryDesc:
+    return MemoryDesc(dims, dtype, strides=strides)

@@ -155,7 +155,7 @@ class _Transfer(Assignment):
         read = self.formatted.inputs(other.name)
         copied = [name for name, value in read.items() if self.formatted.node(value.node).op == "reorder"]
         found = {
-            n: _moved(choice.operands[n], tensors[n].desc) for n in copied if n in tensors and n in choice.operands
+            n: _moved(choice.operands[n], tensors[n].desc.dims) for n in copied if n in tensors and n in choice.operands
         }
         return {name: desc for name, desc in found.items() if desc is not None}
 
@@ -165,12 +165,12 @@ class _Transfer(Assignment):
         if advice is None or advice[1].operands.keys() != tensors.keys() or advice[1].target == "view":
             return None
         other, choice = advice
-        results = [_moved(d, MemoryDesc(t.dims, t.dtype)) for d, t in zip(other.descs, node.results, strict=True)]
+        results = [_moved(d, t.dims) for d, t in zip(other.descs, node.results, strict=True)]
         wanted = tuple(desc for desc in results if desc is not None)
         if len(wanted) < len(results):
             return None
         present = {name: tensor.desc for name, tensor in tensors.items()}
-        moved = {name: _moved(choice.operands[name], desc) or desc for name, desc in present.items()}
+        moved = {name: _moved(choice.operands[name], desc.dims) or desc for name, desc in present.items()}
         for given in ({**present, **self._wanted(node, tensors)}, moved):
             found = self._asked_once(node, choice, given, wanted)
             if found is not None:
@@ -209,7 +209,7 @@ class _Transfer(Assignment):
         advice = self._advice(node)
         if advice is None or advice[1].target != "view" or not isinstance(node.attrs, Concat):
             return None
-        whole = _moved(advice[0].descs[0], MemoryDesc(node.results[0].dims, node.results[0].dtype))
+        whole = _moved(advice[0].descs[0], node.results[0].dims)
         sizes = [tensor.desc.dims[node.attrs.axis] for tensor in tensors.values()]
         parts = in_place_parts(whole, node.attrs.axis, sizes) if whole is not None else None
         if whole is None or parts is None:
@@ -285,8 +285,6 @@ def kind_of(node: Node) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _moved(desc: MemoryDesc, to: MemoryDesc) -> MemoryDesc | None:
+def _moved(desc: MemoryDesc, dims: tuple[int, ...]) -> MemoryDesc | None:
     """Return a format for the size of another tensor of its type; None where it has no form for it."""
-    if desc.dims == to.dims:
-        return desc
-    return like(MemoryDesc(to.dims, desc.dtype), desc)
+    return desc if desc.dims == dims else like(MemoryDesc(dims, desc.dtype), desc)
