@@ -29,7 +29,7 @@ from fmtprop.jit.quantize_rows import QuantizeRowsKernel
 from fmtprop.jit.rotary import RotaryKernel
 from fmtprop.jit.round import RoundKernel
 from fmtprop.jit.row_norm import RowNormKernel
-from fmtprop.jit.rows import AverageKernel, BroadcastKernel, FoldKernel, broadcast_kernel_for
+from fmtprop.jit.rows import AverageKernel, BroadcastKernel, EltwiseKernel, FoldKernel, broadcast_kernel_for
 from fmtprop.jit.softmax import SoftmaxKernel
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, offered
 from fmtprop.jit.tiles import no_tiles
@@ -48,6 +48,7 @@ __all__ = [
     "CombineKernel",
     "DecodeKernel",
     "DepthwiseKernel",
+    "EltwiseKernel",
     "FoldKernel",
     "GatherKernel",
     "GatherNBitsKernel",

@@ -48,6 +48,12 @@ class FunctionArguments(Arguments):
     _fields_ = (("data", c_void_p), ("chunks", c_uint64), ("table", c_void_p))
 
 
+class EltwiseArguments(Arguments):
+    """Arguments of the code of an element-wise function of another tensor."""
+
+    _fields_ = (("src", c_void_p), ("dst", c_void_p), ("chunks", c_uint64), ("table", c_void_p))
+
+
 class BroadcastArguments(Arguments):
     """Arguments of the code of a broadcast."""
 

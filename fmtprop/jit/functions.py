@@ -221,7 +221,7 @@ def sigmoid(a: Assembler, x: int) -> int:
     return y
 
 
-def tanh(a: Assembler, x: int) -> int:
+def tanh(a: Assembler, x: int, alpha: float, beta: float) -> int:
     """Return tanh(x)."""
     z, square = _clamp_numbers(a, x, _TANH_LIMIT), a.vector()
     a.v("VMULPS", square, z, z)
@@ -250,4 +250,5 @@ FUNCTIONS: Mapping[str, Callable[[Assembler, int, float, float], int]] = {
     "clip": clip,
     "hardswish": hardswish,
     "linear": linear,
+    "tanh": tanh,
 }

@@ -38,11 +38,13 @@ _WRITTEN: Mapping[str, Callable[[float, float], bool]] = {
     "clip": lambda alpha, beta: alpha <= 0.0 <= beta,
     "hardswish": lambda alpha, beta: True,
     "linear": lambda alpha, beta: beta == 0.0,
+    "tanh": lambda alpha, beta: True,
 }
 
-#: algorithms that take longer inside a primitive than in a kernel behind it; the others' kernels keep NaN, which oneDNN
-#: loses (PyTorch's GELU of inf is NaN, in contrast to the kernel's)
-_SLOW_INSIDE = frozenset({"swish", "gelu_erf"})
+#: algorithms that take longer inside a primitive than in a kernel behind it, or alone (tanh 2.4 times as long, SiLU 3,
+#: GELU 1.3: 98 304 numbers, Zen 4); the others' kernels keep NaN, which oneDNN loses (PyTorch's GELU of inf is NaN, in
+#: contrast to the kernel's)
+_SLOW_INSIDE = frozenset({"swish", "gelu_erf", "tanh"})
 
 #: functions of the OpenMP runtime that every kernel needs
 _RUNTIME = ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num")
@@ -156,6 +158,11 @@ def kernel_for(alg: str, alpha: float, beta: float, dtype: DataType) -> Kernel |
 def writes(alg: str, alpha: float, beta: float) -> bool:
     """Return whether a function is written for its parameters."""
     return alg in _WRITTEN and _WRITTEN[alg](alpha, beta)
+
+
+def is_slow_inside(alg: str, alpha: float, beta: float) -> bool:
+    """Return whether oneDNN's code of a function, which is the same alone, is slower than what is written for it."""
+    return alg in _SLOW_INSIDE and writes(alg, alpha, beta)
 
 
 def takes(dtype: DataType) -> bool:

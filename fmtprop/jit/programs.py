@@ -13,10 +13,12 @@ from fmtprop.jit.arguments import (
     UNROLLED,
     AverageArguments,
     BroadcastArguments,
+    EltwiseArguments,
     FoldArguments,
     FunctionArguments,
 )
 from fmtprop.jit.assembler import Assembler, at
+from fmtprop.jit.functions import FUNCTIONS
 from fmtprop.jit.isa import Isa
 from fmtprop.jit.program import ARITHMETIC, THREAD, THREADS, Program, with_table
 
@@ -53,6 +55,29 @@ def _function(isa: Isa, apply: Callable[[Assembler, int], int], numbers: tuple[b
             x = p.vector()
             p.load(x, at(_SRC, offset))
             p.store(at(_SRC, offset), apply(p, x))
+    return p
+
+
+def eltwise(isa: Isa, alg: str, alpha: float, beta: float, *, bf16: bool) -> tuple[bytes, bytes]:
+    """Return the program that applies a function to every number of another tensor, and the table that it reads."""
+    return with_table(partial(_eltwise, isa, alg, alpha, beta, bf16=bf16))
+
+
+def _eltwise(isa: Isa, alg: str, alpha: float, beta: float, numbers: tuple[bytes, ...], *, bf16: bool) -> Program:
+    p = Program(isa, EltwiseArguments, bf16=bf16)
+    p.share(_ITEM, _END, "chunks")
+    p.point(_SRC, "src", _ITEM, CHUNK_NBYTES)
+    p.point(_DST, "dst", _ITEM, CHUNK_NBYTES)
+    p.point(_LEFT, "src", _END, CHUNK_NBYTES)
+    p.move(Register.RDX, p.argument("table"))
+    p.load_numbers(numbers)
+    with p.until(_SRC, _LEFT, CHUNK_NBYTES):
+        for offset in range(0, CHUNK_NBYTES, p.vector_nbytes):
+            p.release()
+            x = p.vector()
+            p.load(x, at(_SRC, offset))
+            p.store(at(_DST, offset), FUNCTIONS[alg](p, x, alpha, beta))
+        p.advance(CHUNK_NBYTES, _DST)
     return p
 
 

@@ -21,15 +21,17 @@ from dataclasses import dataclass
 from math import inf, prod
 
 from fmtprop.jit.arguments import (
+    CHUNK_NBYTES,
     UNROLLED,
     AverageArguments,
     BitVector,
     BroadcastArguments,
+    EltwiseArguments,
     FoldArguments,
     address_of,
     filled,
 )
-from fmtprop.jit.kernel import Kernel, isa, serves, threads_for
+from fmtprop.jit.kernel import Kernel, is_slow_inside, isa, serves, threads_for
 from fmtprop.jit.standalone import ChannelKernel, StandaloneKernel, StandaloneWork, assembled, offered
 from fmtprop.layout import DataType
 
@@ -46,6 +48,40 @@ BROADCASTS = ("add", "sub", "mul", "div")
 
 #: algorithm -> initial value of the fold
 FOLDS = {"sum": 0.0, "mean": 0.0, "norm": 0.0, "max": -inf, "min": inf}
+
+
+@dataclass(frozen=True)
+class EltwiseKernel(StandaloneKernel):
+    """``dst[i] = function(src[i])``, of functions that take oneDNN longer."""
+
+    alg: str
+    alpha: float
+    beta: float
+    size: int
+    dtype: DataType
+
+    @property
+    def stem(self) -> str:
+        """The function."""
+        return self.alg
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether this machine has such a kernel, for this size."""
+        nbytes = self.size * self.dtype.nbytes
+        is_whole = nbytes > 0 and nbytes % CHUNK_NBYTES == 0
+        return is_whole and is_slow_inside(self.alg, self.alpha, self.beta) and serves(self.dtype)
+
+    def assembled(self) -> Kernel:
+        """Return the code; problems that differ only in sizes share it."""
+        function = self.alg, self.alpha, self.beta
+        return assembled("programs", "eltwise", isa(), *function, bf16=self.dtype is DataType.BF16, name=self.alg)
+
+    def work(self, threads: int) -> StandaloneWork:
+        """Return the kernel with arguments; its tensors are set later."""
+        nbytes = self.size * self.dtype.nbytes
+        arguments = EltwiseArguments(chunks=nbytes // CHUNK_NBYTES, table=addressof(self.kernel.rows))
+        return StandaloneWork(self.kernel, arguments, threads_for(nbytes, threads))
 
 
 @dataclass(frozen=True)

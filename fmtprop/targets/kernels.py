@@ -14,6 +14,7 @@ from fmtprop.ops import (
     Binary,
     Conv,
     DynamicQuantize,
+    Eltwise,
     Lookup,
     LstmBytes,
     MatMul,
@@ -41,7 +42,7 @@ from fmtprop.targets.grouped_convolution import grouped_convolution_kernels
 from fmtprop.targets.kernel import JIT, KernelImplementation
 from fmtprop.targets.nbits import decode_kernels, gather_kernels, nbits_kernels
 from fmtprop.targets.norms import batch_normalized, group_normalized, normalized_as_given, normalized_rows
-from fmtprop.targets.pointwise import broadcasts, combined, looked_up, quantized, rotated, rounded
+from fmtprop.targets.pointwise import applied, broadcasts, combined, looked_up, quantized, rotated, rounded
 from fmtprop.targets.recurrent import lstm_of_bytes
 from fmtprop.targets.tables import bags, copied_rows, put_rows
 
@@ -83,6 +84,7 @@ _ALONE: Mapping[type[Attrs], tuple[_Ways, ...]] = {
 
 #: those whose operands and results also have one data type
 _OF_ONE_TYPE: Mapping[type[Attrs], tuple[_Ways, ...]] = {
+    Eltwise: (applied,),
     Binary: (broadcasts,),
     Reduction: (reductions,),
     Pooling: (global_poolings,),

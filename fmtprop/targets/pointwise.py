@@ -9,6 +9,7 @@ from fmtprop.ir import Node, loses_special_values
 from fmtprop.jit import (
     BroadcastKernel,
     CombineKernel,
+    EltwiseKernel,
     LookupKernel,
     Quantized,
     QuantizeRowsKernel,
@@ -23,6 +24,16 @@ from fmtprop.ops.rotary_embedding import RotaryEmbedding
 from fmtprop.passes.assignment.formats import dense, like, plain
 from fmtprop.passes.target import Request
 from fmtprop.targets.as_rows import BYTES, Way, as_asked, is_in_rows, is_row_of_numbers, merged, pitch_of, rounding_of
+
+
+def applied(node: Node, attrs: Eltwise, request: Request) -> Iterator[Way]:
+    """Yield the kernel of a function of numbers that lie side by side, in any order of the axes."""
+    src = request["src"]
+    if node.post_ops or not is_row_of_numbers(src) or (node.exact and loses_special_values(node)):
+        return
+    result = as_asked(request["dst"], src.at_start())
+    if result is not None and result.dtype is src.dtype:
+        yield EltwiseKernel(attrs.alg, attrs.alpha, attrs.beta, prod(src.dims), src.dtype), {"src": src}, (result,)
 
 
 def broadcasts(node: Node, attrs: Binary, request: Request) -> Iterator[Way]:

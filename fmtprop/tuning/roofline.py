@@ -166,6 +166,8 @@ class ModelCosts:
             gathered = prod(operands.get("src", dst).dims) / max(prod(dst.dims), 1)
             arithmetic = cost.operations(node.attrs, gathered) * prod(dst.padded_dims) / (peak * _POINTWISE_SHARE)
             arithmetic *= self._gathering(candidate.impl, dst, cost.gathers)
+            if _says(candidate, "by_kernel") and opdef(node.op).elementwise:
+                arithmetic = min(arithmetic, prod(dst.dims) / self._functions)
             if candidate.is_ref:
                 arithmetic = max(arithmetic, moved) / efficiency("ref")
         else:

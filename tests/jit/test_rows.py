@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from math import inf, nan
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fmtprop.jit import AverageKernel, FoldKernel, StandaloneKernel, broadcast_kernel_for, offered, unavailable
+from fmtprop.jit import (
+    AverageKernel,
+    EltwiseKernel,
+    FoldKernel,
+    StandaloneKernel,
+    broadcast_kernel_for,
+    offered,
+    unavailable,
+)
 from fmtprop.jit.kernel import takes
 from fmtprop.jit.rows import BROADCASTS, FOLDS
 from fmtprop.layout import DataType
@@ -227,3 +237,13 @@ def test_without_executable_memory_there_are_none(no_executable_memory):
     assert offered(AverageKernel(1, 9, 16, F32)) is None
     assert broadcast_kernel_for("add", ((5, 1), (40, 0)), F32) is None
     assert offered(FoldKernel("sum", 1, 9, 16, F32)) is None
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(("alg", "meaning"), [("tanh", torch.tanh), ("gelu_erf", F.gelu), ("swish", F.silu)])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=BF16)])
+def test_a_function_of_another_tensor(dtype: torch.dtype, alg: str, meaning: Any, threads: int) -> None:
+    src = torch.linspace(-9, 9, 32 * 5).to(dtype)
+    kernel = EltwiseKernel(alg, 1.0, 0.0, src.numel(), F32 if dtype is torch.float32 else DataType.BF16)
+    assert kernel.is_offered
+    torch.testing.assert_close(run(kernel, tuple(src.shape), threads, src=src), meaning(src), rtol=1e-2, atol=1e-6)

@@ -195,3 +195,28 @@ def test_a_normalization_with_given_statistics_has_its_channels_innermost(dtype,
     assert selfcheck.check_node(node.with_(descs=offer.results, choice=offer.choice("offered"))) is None
     blocked = {**descs, "src": MemoryDesc(NORM["src"], dtype, tag="aBcd16b")}
     assert not list(kernel_candidates(node, request(node, blocked)))
+
+
+@pytest.mark.parametrize(
+    ("attrs", "desc", "named"),
+    [
+        (Eltwise("tanh"), MemoryDesc(IMAGE), "tanh"),
+        (Eltwise("swish", 1.0), channels_last(MemoryDesc(IMAGE)), "swish"),
+        (Eltwise("tanh"), HALF, None),  # has gaps
+        (Eltwise("tanh"), MemoryDesc((5, 3)), None),  # no whole vectors
+        (Eltwise("relu"), MemoryDesc(IMAGE), None),  # oneDNN is as fast
+        (Eltwise("logistic"), MemoryDesc(IMAGE), None),
+    ],
+)
+def test_functions_that_take_onednn_longer_run_alone(attrs: Eltwise, desc: MemoryDesc, named: str | None) -> None:
+    found = asked("eltwise", attrs, src=desc)
+    assert [one.impl.partition(":")[0] for one in found] == ([] if named is None else [named])
+    assert all(one.results == (desc,) for one in found)
+
+
+def test_a_plan_takes_the_faster_function() -> None:
+    src = torch.randn(48, 64)
+    net = fp.compile(torch.nn.Tanh(), (src,), deterministic=True)
+    assert torch.allclose(net(src), src.tanh(), atol=1e-6)
+    (node,) = (node for node in net.compilation.formatted.nodes() if node.op == "eltwise")
+    assert node.choice is not None and node.choice.impl.startswith("tanh:")
