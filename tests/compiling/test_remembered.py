@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import nn
 
 import fmtprop as fp
 from fmtprop.compiling import selection
-from fmtprop.store import Store
+from fmtprop.store import Store, keep_text, text_of, texts
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -75,6 +77,20 @@ def test_a_model_of_changing_shapes_remembers_its_first_shape(solved):
             torch.testing.assert_close(made(x), module(x), rtol=1e-4, atol=1e-5)
         assert made.plan_for(X).compilation.idle
     assert len(solved) == 1
+
+
+@pytest.mark.parametrize("field", ["descs", "choice", "runs"])
+def test_a_change_of_format_that_says_too_little_is_made_anew(field, own_cache, solved):
+    first = compiled(net())
+    (file,) = (own_cache / texts.FOLDER).iterdir()
+    document = json.loads(text_of(file.stem))
+    choices = json.loads(document["choices"])
+    for row in choices["nodes"]:
+        if row["op"] == "reorder":
+            del (row["choice"] if field == "runs" else row)[field]
+    keep_text(file.stem, json.dumps(document | {"choices": json.dumps(choices)}))
+    torch.testing.assert_close(compiled(net())(X), first(X))
+    assert len(solved) == 2
 
 
 @pytest.mark.parametrize(

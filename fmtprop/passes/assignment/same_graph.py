@@ -98,7 +98,7 @@ class _Repeating:
         node, operands = self._node(other)
         inputs = self.formatted.inputs(other.name)
         read = dict(other.choice.operands) if other.choice is not None else {}
-        if other.choice is None or not operands.keys() == inputs.keys() == read.keys():
+        if not _is_run(other) or not operands.keys() == inputs.keys() == read.keys():
             self._refuse(f"{node.label} has other operands")
         for name, value in inputs.items():
             if self.made.get(value) != self.wanted.get(operands[name]):
@@ -137,7 +137,10 @@ class _Repeating:
 
     def _change(self, other: Node) -> None:
         """Add a change of format or data type, as its reader asks for it."""
-        source, grids = self.formatted.inputs(other.name)["src"], {}
+        inputs = self.formatted.inputs(other.name)
+        if list(inputs) != ["src"] or len(other.descs) != 1 or not _is_run(other):
+            self._refuse(f"{other.label} changes no format")
+        source, grids = inputs["src"], {}
         have, wanted = self.out.desc_of(source), other.descs[0]
         readers = [(self._node(self.formatted.node(name))[0], operand) for name, operand in self.readers[other.name]]
         if other.grids:
@@ -157,6 +160,12 @@ class _Repeating:
 
     def _refuse(self, why: str) -> NoReturn:
         raise PassError(f"pass {self.spec.name}: {why}: the formatted graph is of another graph")
+
+
+def _is_run(other: Node) -> bool:
+    """Return whether a node of another process tells how it ran: by an implementation, or without one."""
+    choice = other.choice
+    return choice is not None and (choice.target in ("boundary", "view") or choice.handle is not None)
 
 
 def _numbers_of(graph: Graph) -> dict[Value, _Numbers]:
