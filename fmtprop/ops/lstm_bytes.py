@@ -131,10 +131,10 @@ LSTM_BYTES = OpDef(
     name="lstm_bytes",
     attrs=LstmBytes,
     operands=(
-        *(Operand(name, "") for name in ("src", "src_h", "src_c")),
+        *(Operand(name, "", wide=True) for name in ("src", "src_h", "src_c")),
         *(Operand(name, "", parameter=True) for name in ("weights", "scales", "sums")),
     ),
-    results=(Operand("dst", ""), Operand("dst_h", ""), Operand("dst_c", "")),
+    results=tuple(Operand(name, "", wide=True) for name in ("dst", "dst_h", "dst_c")),
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,

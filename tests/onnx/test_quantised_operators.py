@@ -12,6 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import fmtprop as fp
+from fmtprop.jit.kernel import takes
+from fmtprop.layout import DataType
 
 RNG = np.random.default_rng(0)
 
@@ -290,3 +292,6 @@ def test_a_quantised_lstm_reads_the_weights_of_its_input_once_and_is_a_step_wher
     assert "aten" not in ops and "dequantize" not in ops
     assert ops.count("lstm_bytes") == (2 if hidden == 32 else 0)
     assert sum(op in ("inner_product", "matmul") for op in ops) <= 2 * (1 if hidden == 32 else 1 + times)
+    if takes(DataType.BF16):
+        (narrow,) = fp.onnx.InferenceSession(made, confirm=False, dtype="bf16").run(None, inputs)
+        assert np.abs(narrow - got).max() < 0.03  # the state and its codes are as in f32
