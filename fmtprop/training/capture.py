@@ -26,6 +26,7 @@ from fmtprop.ops.pytorch import prelu_kernel_backward
 from fmtprop.training.attention import attention_in_parts, heads_in_parts
 from fmtprop.training.effects import join_checks, keep_factorized_side, without_tokens
 from fmtprop.training.embedding_bag import whole_embedding_bag
+from fmtprop.training.encoder_layers import encoder_layer_in_parts, native_heads_in_parts
 from fmtprop.training.one_hot import whole_one_hot
 from fmtprop.training.pytorch import (
     TracingContext,
@@ -201,7 +202,7 @@ _WHOLE = {
 
 
 def _replace_calls(module: fx.GraphModule, dtype: str) -> None:
-    """Replace calls of a captured graph that PyTorch would trace step by step, and short attention in bf16 by parts.
+    """Replace calls of a captured graph that PyTorch would trace step by step, and layers of transformers by parts.
 
     Graphs within, of checkpoints for instance, are replaced by copies, since other graphs may have them, too.
     """
@@ -214,6 +215,8 @@ def _replace_calls(module: fx.GraphModule, dtype: str) -> None:
         **_WHOLE,
         "scaled_dot_product_attention": partial(attention_in_parts, lowered=dtype == "bf16"),
         "multi_head_attention_forward": partial(heads_in_parts, lowered=dtype == "bf16"),
+        "_transformer_encoder_layer_fwd": encoder_layer_in_parts,
+        "_native_multi_head_attention": native_heads_in_parts,
     }
     for node in module.graph.nodes:
         make = made.get(getattr(node.target, "__name__", ""))
