@@ -13,6 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+#: width of all heads and their number, weights and bias of queries, keys and values in one, and of the projection
+_Heads = tuple[int, int, Tensor, Tensor, Tensor, Tensor]
+
 
 def encoder_layer_in_parts(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return ``torch._transformer_encoder_layer_fwd`` as its operators."""
@@ -44,9 +47,9 @@ def encoder_layer_in_parts(function: Callable[..., Tensor]) -> Callable[..., Ten
             return F.linear(F.gelu(inner) if use_gelu else F.relu(inner), ffn_weight_2, ffn_bias_2)
 
         if norm_first:
-            x = src + _attention(*[first_norm(src)] * 3, *heads, hidden)[0]
+            x = src + _attention((first_norm(src),) * 3, heads, hidden)[0]
             return x + feed_forward(second_norm(x))
-        x = first_norm(src + _attention(src, src, src, *heads, hidden)[0])
+        x = first_norm(src + _attention((src, src, src), heads, hidden)[0])
         return second_norm(x + feed_forward(x))
 
     call.__name__ = call.__qualname__ = function.__name__
@@ -68,7 +71,7 @@ def native_heads_in_parts(function: Callable[..., Any]) -> Callable[..., Any]:
             )
             return found
         hidden = None if mask is None else _hidden(mask, mask_type)
-        dst, weights = _attention(query, key, value, *heads, hidden, need_weights=need_weights)
+        dst, weights = _attention((query, key, value), heads, hidden, need_weights=need_weights)
         return dst, weights.mean(1) if weights is not None and average_attn_weights else weights
 
     call.__name__ = call.__qualname__ = function.__name__
@@ -82,18 +85,16 @@ def _hidden(mask: Tensor, mask_type: int | None) -> Tensor:
 
 
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_heads: int,
-    qkv_weight: Tensor, qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor,
-    hidden: Tensor | None, *, need_weights: bool = False,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    given: tuple[Tensor, ...], layer: _Heads, hidden: Tensor | None, *, need_weights: bool = False
+) -> tuple[Tensor, Tensor | None]:
     """Return the projected attention of batches of rows, and the weights of all heads where they are needed.
 
     A query that sees no key has NaN, as in these calls; ``scaled_dot_product_attention`` would return 0.
     """
+    embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias = layer
     width = embed_dim // num_heads
-    given = (query, key, value)
     q, k, v = (
-        F.linear(one, weight, bias).unflatten(-1, (num_heads, width)).transpose(1, 2)
+        F.linear(one, weight, bias).reshape(*one.shape[:2], num_heads, width).transpose(1, 2)
         for one, weight, bias in zip(given, qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
     )
     weights = None
