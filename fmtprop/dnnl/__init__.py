@@ -30,7 +30,7 @@ from fmtprop.dnnl.engine import Engine, Stream
 from fmtprop.dnnl.enums import NormFlags, RnnFlags
 from fmtprop.dnnl.fork import after_fork, fork_guard
 from fmtprop.dnnl.handle import live_handles
-from fmtprop.dnnl.heap import drop_pages, trim_heap
+from fmtprop.dnnl.heap import drop_pages, trim_heap, use_huge_pages
 from fmtprop.dnnl.kinds import (
     BatchNormalization,
     Binary,
@@ -121,6 +121,7 @@ __all__ = [
     "status_name",
     "supports",
     "trim_heap",
+    "use_huge_pages",
 ]
 
 hot_execute: Any

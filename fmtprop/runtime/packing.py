@@ -62,14 +62,18 @@ class Packing:
         """Return the bytes of each wanted buffer: flat, or a tensor that PyTorch made; equal bytes are one tensor."""
         work = self._needed()
         last = {access.buffer: turn for turn, one in enumerate(work) for access in one.operands.values()}
+        in_place: list[tuple[int, int]] = []
         for turn, one in enumerate(work):
             lent = one.node.op == "constant" and self._store.lends(self._graph.constants[one.node.name])
             made = [self._constant(one)] if one.node.op == "constant" else self._computed(one)
             for buffer, flat in zip(one.results, made, strict=True):
                 self._flats[buffer] = self._store.keep(flat) if buffer in self._wanted and not lent else flat
+                if buffer in self._wanted and lent:
+                    in_place.append((flat.data_ptr(), flat.nbytes))
             for buffer in {access.buffer for access in one.operands.values()} - self._wanted:
                 if last[buffer] == turn:
                     self._drop(buffer)
+        dnnl.use_huge_pages(in_place)
         for buffer in sorted(self._wanted):
             value = self._values[buffer]
             origin, desc = origin_of(self._graph, value), self._graph.desc_of(value)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fmtprop import dnnl
+from fmtprop.dnnl import heap
 
 
 def resident() -> int:
@@ -57,3 +60,46 @@ def test_a_run_in_a_kept_heap_has_no_page_faults():
     done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, env=environment)
     young, kept = map(int, done.stdout.split())
     assert kept < young / 10, (young, kept)
+
+
+def huge_nbytes(address: int) -> int:
+    """Return the bytes of huge pages in the mapping of an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match("[0-9a-f]+-", line):
+            begin, end = (int(one, 16) for one in line.split()[0].split("-"))
+            inside = begin <= address < end
+        elif inside and line.startswith("AnonHugePages:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="reads /proc")
+def test_memory_moves_to_huge_pages_with_its_contents(monkeypatch):
+    numbers = torch.arange(32 << 20, dtype=torch.int32)  # malloc maps so much apart
+    address = numbers.data_ptr() + numbers.nbytes // 2
+    monkeypatch.setattr(heap, "_own_mappings", lambda _: [])  # as if all were shared with another process
+    before = huge_nbytes(address)
+    dnnl.use_huge_pages([(numbers.data_ptr(), numbers.nbytes)])
+    assert huge_nbytes(address) == before
+    monkeypatch.undo()
+    dnnl.use_huge_pages([(numbers.data_ptr(), numbers.nbytes)])
+    assert torch.equal(numbers, torch.arange(32 << 20, dtype=torch.int32))
+    if huge_nbytes(address) == before:
+        pytest.skip("this system has no huge pages to give")
+    assert huge_nbytes(address) >= numbers.nbytes // 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_memory_that_a_fork_shares_is_left(tmp_path):
+    """In a child, its parent's weights would be in memory twice."""
+    numbers = torch.ones(32 << 20)
+    address = numbers.data_ptr() + numbers.nbytes // 2
+    if not list(heap._own_mappings(Path("/proc/self/smaps").read_text())):
+        pytest.skip("this system does not tell what is shared")
+    child = os.fork()
+    if child == 0:
+        before = huge_nbytes(address)
+        dnnl.use_huge_pages([(numbers.data_ptr(), numbers.nbytes)])
+        os._exit(int(huge_nbytes(address) != before))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

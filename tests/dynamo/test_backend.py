@@ -13,6 +13,7 @@ from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fmtprop as fp
+from fmtprop import dnnl
 from fmtprop.api import Options, compile_graph
 from fmtprop.dynamo import region
 from fmtprop.dynamo.backend import options_of, regions_by
@@ -751,3 +752,12 @@ def test_a_model_that_is_captured_anew_for_other_sizes_keeps_its_choices():
     first, second = (one.outcomes[0].net for one in regions)
     assert not first.compilation.is_like_another_shape
     assert second.compilation.is_like_another_shape
+
+
+def test_weights_that_a_plan_reads_in_place_get_huge_pages(monkeypatch):
+    seen = []
+    monkeypatch.setattr(dnnl, "use_huge_pages", lambda blocks: seen.extend(blocks))
+    module = nn.Linear(1024, 1024).eval()
+    with torch.no_grad():
+        torch.compile(module, backend="fmtprop", options={"deterministic": True})(torch.ones(1, 1024))
+    assert (module.weight.data_ptr(), module.weight.nbytes) in seen
