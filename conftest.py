@@ -86,6 +86,14 @@ def own_choices(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
     monkeypatch.setattr(texts, "FOLDER", f"choices of {abs(hash(request.node.nodeid))}")
 
 
+@pytest.fixture
+def only_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a later compilation know who won, but not the choices."""
+    from fmtprop.compiling import remembered
+
+    monkeypatch.setattr(remembered, "text_of", lambda key: None)
+
+
 @pytest.fixture(autouse=True)
 def own_captures() -> Iterator[None]:
     """Let each test capture its own graphs: ``torch.compile`` counts them by code and gives up after eight.

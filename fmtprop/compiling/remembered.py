@@ -36,7 +36,7 @@ class Remembered:
     def __init__(self, graph: Graph, options: Options) -> None:
         self.plan: Entrant | None = None
         self._findings: Mapping[str, Any] = {}
-        self._key, self._figures = _key(graph, options), Store().digest_of_figures()
+        self._key, self._figures = _key(graph, options), _figures()
         text = None if self._key is None else text_of(_with_figures(self._key))
         if text is not None:
             self._read(text)
@@ -58,7 +58,7 @@ class Remembered:
         if compilation.is_like_another_shape or compilation.wrong or compilation.dropped:
             return False
         left_out = compilation.left_out
-        return not left_out or (CORRECTION not in left_out and self._figures == Store().digest_of_figures())
+        return not left_out or (CORRECTION not in left_out and self._figures == _figures())
 
     def _read(self, text: str) -> None:
         try:
@@ -93,7 +93,11 @@ def _key(graph: Graph, options: Options) -> str | None:
 
 def _with_figures(of_graph: str) -> str:
     """Return the key with the figures that are known now, and this code: choices end with what decided them."""
-    return key_of({"choices": of_graph, "figures": Store().digest_of_figures(), "code": _code()})
+    return key_of({"choices": of_graph, "figures": _figures(), "code": _code()})
+
+
+def _figures() -> str:
+    return Store(warns=False).digest_of_figures()  # the compilation's own store tells the user
 
 
 @lru_cache(maxsize=1)

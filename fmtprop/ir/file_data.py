@@ -25,7 +25,7 @@ from fmtprop.errors import GraphError, ShapeError
 from fmtprop.ir.deferred import SMALL_NBYTES, Deferred
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node
-from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
+from fmtprop.ir.tensors import materialise, row_major_bytes, tensor_type, torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.system.files import check_readable, replacing
@@ -207,8 +207,7 @@ def _declared(where: str, row: Mapping[str, Any]) -> TensorType:
 
 def _bytes(tensor: torch.Tensor) -> bytes:
     """Return the elements row-major and little-endian."""
-    dense = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return _little_endian(dense.tobytes(), tensor.element_size())
+    return _little_endian(row_major_bytes(tensor).numpy().tobytes(), tensor.element_size())
 
 
 def _tensor(raw: bytes, type_: TensorType) -> torch.Tensor:

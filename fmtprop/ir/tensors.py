@@ -52,6 +52,15 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
 
 
+def row_major_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor's numbers in row-major order, flat, in its own memory where they lie so.
+
+    >>> row_major_bytes(torch.tensor(1.0).expand(1)).tolist()  # contiguous for PyTorch, with a stride of 0
+    [0, 0, 128, 63]
+    """
+    return tensor.detach().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     """Return nested tuples, lists and dictionaries with a function's result in place of each tensor.
 

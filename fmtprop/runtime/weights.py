@@ -17,7 +17,7 @@ import torch
 from fmtprop.errors import PlanError
 from fmtprop.ir import Graph, Value
 from fmtprop.ir.deferred import SMALL_NBYTES, Deferred
-from fmtprop.ir.tensors import Constant, data_type, torch_dtype
+from fmtprop.ir.tensors import Constant, data_type, row_major_bytes, torch_dtype
 from fmtprop.layout import MemoryDesc, unpack
 from fmtprop.system.locks import ProcessLock
 from fmtprop.targets.memory import ALIGNMENT_NBYTES
@@ -143,8 +143,7 @@ class SharedForms:
 
 def _digest(data: torch.Tensor) -> Numbers:
     """Return an identity of a small tensor's numbers."""
-    flat = data.detach().contiguous().reshape(-1).view(torch.uint8)
-    return blake2b(flat.numpy().data, digest_size=16).digest(), tuple(data.shape), data.dtype
+    return blake2b(row_major_bytes(data).numpy().data, digest_size=16).digest(), tuple(data.shape), data.dtype
 
 
 class PackedForms:

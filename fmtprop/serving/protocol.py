@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from fmtprop.errors import InputError
+from fmtprop.ir.tensors import row_major_bytes
 from fmtprop.serving.engine import Spec
 
 #: the header that has the length of the JSON before binary tensors, in bytes
@@ -320,10 +321,10 @@ def encode(model: str, request: Request, results: Mapping[str, torch.Tensor]) ->
     """Return the headers and the body of a response."""
     rows, raws = [], []
     for name, is_binary in request.outputs:
-        tensor = results[name].detach().contiguous()
+        tensor = results[name].detach()
         row: dict[str, Any] = {"name": name, "datatype": _NAMES[tensor.dtype], "shape": list(tensor.shape)}
         if is_binary:
-            raws.append(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+            raws.append(row_major_bytes(tensor).numpy().tobytes())
             row["parameters"] = {"binary_data_size": len(raws[-1])}
         else:
             if tensor.is_floating_point() and not tensor.isfinite().all():

@@ -55,8 +55,9 @@ class Store:
     """Figures, verdicts and passed checks by key, on disk.
 
     `path`: the file; by default one for this library and instruction set in the user's cache directory
-    (``FMTPROP_CACHE_DIR`` overrides it). `timeout`: seconds to wait for another process. Warns RuntimeWarning, at
-    most once, if the file cannot be read, is damaged, or cannot be written. There is no other consequence.
+    (``FMTPROP_CACHE_DIR`` overrides it). `timeout`: seconds to wait for another process. `warns`: whether to warn
+    RuntimeWarning, at most once, if the file cannot be read, is damaged, or cannot be written. There is no other
+    consequence.
 
     Records are read once, when the store is opened; records that other processes add later are not seen. Stores of one
     file share their records while only this process changes it.
@@ -73,10 +74,10 @@ class Store:
     (0.001, None, 'optimal', True)
     """
 
-    def __init__(self, path: Path | None = None, timeout: float = 10.0) -> None:
+    def __init__(self, path: Path | None = None, timeout: float = 10.0, *, warns: bool = True) -> None:
         self.path = path if path is not None else default_path()
         self._timeout = timeout
-        self._warned = False
+        self._warned = not warns
         self._lock = ProcessLock()
         #: records that could not be written yet
         self._unsaved: database.Records = {}

@@ -11,7 +11,7 @@ import torch
 
 import fmtprop as fp
 from fmtprop.api import compile_graph
-from fmtprop.compiling import budget, compilation, entrants, remembered, selection
+from fmtprop.compiling import budget, compilation, entrants, selection
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.race import Race, run_in_turns
 from fmtprop.compiling.stages import normalise
@@ -34,12 +34,6 @@ def model() -> torch.nn.Module:
     return torch.nn.Sequential(
         torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Conv2d(16, 24, 3)
     ).eval()
-
-
-@pytest.fixture
-def only_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a later compilation know who won, but not the choices."""
-    monkeypatch.setattr(remembered, "text_of", lambda key: None)
 
 
 @pytest.mark.parametrize("winner", [0, 1])

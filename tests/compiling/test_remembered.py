@@ -112,3 +112,23 @@ def test_choices_without_some_work_are_kept_where_another_process_would_leave_it
     compiled(net())
     assert compiled(net()).left_out == {work: "takes long"}
     assert len(solved) == (1 if is_kept else 2)
+
+
+class Broadcast(nn.Module):
+    """A model with constants that repeat one number in memory: one of a single element is contiguous for PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(16, 16, 1)
+        self.register_buffer("one", torch.tensor(0.5).expand(1))
+        self.register_buffer("all", torch.tensor(2.0).expand(16, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.conv(x) * self.all).softmax(1) + self.one
+
+
+def test_constants_without_strides(solved):
+    module = Broadcast().eval()
+    for _ in range(2):
+        torch.testing.assert_close(compiled(module)(X), module(X), rtol=1e-4, atol=1e-5)
+    assert len(solved) == 1

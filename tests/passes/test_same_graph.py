@@ -86,3 +86,10 @@ def test_bytes_that_no_grid_explains_are_refused(formatted):
     changed.replace(node.with_(descs=(desc,), results=(replace(node.results[0], dtype=DataType.U8),)))
     with pytest.raises(PassError, match=r"writes dst in another type"):
         SameGraph(changed, {}).run(normal())
+
+
+def test_a_constant_that_repeats_one_number_in_memory(formatted):
+    graph = normal()
+    name = next(node.name for node in graph.nodes() if node.op == "constant" and node.results[0].dims == (17,))
+    graph.constants[name] = torch.tensor(0.5).expand(17)
+    assert len(SameGraph(formatted, {}).run(graph)) == len(formatted)

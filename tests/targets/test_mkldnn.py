@@ -291,7 +291,7 @@ def test_measured_costs_are_stored():
         torch.testing.assert_close(net(x), module(x))
 
 
-@pytest.mark.usefixtures("own_cache")
+@pytest.mark.usefixtures("own_cache", "only_verdicts")
 def test_optimal_converts_to_mkldnn_tensors_where_that_pays(monkeypatch):
     """It never did by the costs that were measured: their operators are as fast on dense tensors."""
     modelled = MkldnnCosts.node

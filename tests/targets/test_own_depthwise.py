@@ -55,7 +55,7 @@ def test_other_convolutions_are_left_to_onednn():
         offers(src=MemoryDesc((1, 48, 9, 14), tag="aBcd16b")),
         offers(group=2),
         offers(channels=4),
-        offers(post_ops=(PostOp("eltwise", Eltwise("tanh")),)),
+        offers(post_ops=(PostOp("eltwise", Eltwise("mish")),)),
         offers("bf16", bias="bf16"),
     ):
         assert not found

@@ -15,6 +15,7 @@ import torch
 
 from fmtprop.errors import FormatError, PassError
 from fmtprop.ir import Graph, Node, Value, result_names
+from fmtprop.ir.tensors import row_major_bytes
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.assignment.assign import HALVES, as_stored, desc_of_constant
@@ -196,7 +197,7 @@ def _small(data: Any) -> object:
     """Return the numbers of a constant of few that is at hand; None for others."""
     if not isinstance(data, torch.Tensor) or data.numel() > _SMALL:
         return None
-    return tuple(data.shape), data.dtype, data.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return tuple(data.shape), data.dtype, row_major_bytes(data).numpy().tobytes()
 
 
 def _rounded(numbers: _Numbers, have: DataType, wanted: DataType) -> _Numbers:
