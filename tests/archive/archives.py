@@ -24,5 +24,6 @@ def pack(members: Mapping[str, bytes], root: str = "model/", compression: int = 
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", compression) as file:
         for name, content in members.items():
-            file.writestr(root + name, content)
+            # of one date: what the bytes of an archive are as a pickle must not depend on the clock
+            file.writestr(zipfile.ZipInfo(root + name), content, compression)
     return buffer.getvalue()
