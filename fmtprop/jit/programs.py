@@ -47,6 +47,12 @@ def _function(isa: Isa, apply: Callable[[Assembler, int], int], numbers: tuple[b
     p.share(_ITEM, _END, "chunks")
     p.point(_SRC, "data", _ITEM, CHUNK_NBYTES)
     p.point(_LEFT, "data", _END, CHUNK_NBYTES)
+    _apply_to_chunks(p, apply, numbers, _SRC)
+    return p
+
+
+def _apply_to_chunks(p: Program, apply: Callable[[Assembler, int], int], numbers: tuple[bytes, ...], dst: int) -> None:
+    """Apply a function to all chunks from the source's register to the limit; dst may be the source's register."""
     p.move(Register.RDX, p.argument("table"))
     p.load_numbers(numbers)
     with p.until(_SRC, _LEFT, CHUNK_NBYTES):
@@ -54,8 +60,9 @@ def _function(isa: Isa, apply: Callable[[Assembler, int], int], numbers: tuple[b
             p.release()
             x = p.vector()
             p.load(x, at(_SRC, offset))
-            p.store(at(_SRC, offset), apply(p, x))
-    return p
+            p.store(at(dst, offset), apply(p, x))
+        if dst != _SRC:
+            p.advance(CHUNK_NBYTES, dst)
 
 
 def eltwise(isa: Isa, alg: str, alpha: float, beta: float, *, bf16: bool) -> tuple[bytes, bytes]:
@@ -69,15 +76,7 @@ def _eltwise(isa: Isa, alg: str, alpha: float, beta: float, numbers: tuple[bytes
     p.point(_SRC, "src", _ITEM, CHUNK_NBYTES)
     p.point(_DST, "dst", _ITEM, CHUNK_NBYTES)
     p.point(_LEFT, "src", _END, CHUNK_NBYTES)
-    p.move(Register.RDX, p.argument("table"))
-    p.load_numbers(numbers)
-    with p.until(_SRC, _LEFT, CHUNK_NBYTES):
-        for offset in range(0, CHUNK_NBYTES, p.vector_nbytes):
-            p.release()
-            x = p.vector()
-            p.load(x, at(_SRC, offset))
-            p.store(at(_DST, offset), FUNCTIONS[alg](p, x, alpha, beta))
-        p.advance(CHUNK_NBYTES, _DST)
+    _apply_to_chunks(p, lambda a, x: FUNCTIONS[alg](a, x, alpha, beta), numbers, _DST)
     return p
 
 
