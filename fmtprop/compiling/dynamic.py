@@ -19,7 +19,6 @@ from fmtprop.compiling.saveable import Saveable
 from fmtprop.compiling.serving import Serving
 from fmtprop.errors import InputError
 from fmtprop.ir.structure import flatten_arguments, restructure
-from fmtprop.report import TOLERANCES
 from fmtprop.runtime.agreement import relative_error
 from fmtprop.system import collector
 
@@ -205,6 +204,8 @@ class DynamicModel(Serving, Saveable):
 
     def _compare(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor], padding: Padding) -> None:
         """Compare the results of a padded call with those of a call without padding."""
+        from fmtprop.report import TOLERANCES
+
         exact = self._made(inputs)
         for place, (got, expected) in enumerate(zip(results, exact.run_flat(inputs), strict=True)):
             error = relative_error(got, expected)

@@ -17,9 +17,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from fmtprop.api import compile_graph
 from fmtprop.compiling.ahead import cases
 from fmtprop.compiling.compiled import CompiledModel
+from fmtprop.compiling.from_graph import compile_graph
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.plans import Plans
 from fmtprop.compiling.shapes import Shapes

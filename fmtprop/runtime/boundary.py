@@ -26,7 +26,6 @@ from fmtprop.ops.pytorch import (
     tracing_state,
 )
 from fmtprop.runtime.plan import Plan
-from fmtprop.targets.mkldnn import in_format
 
 #: kinds of calls, with some inputs made in inference mode, that are checked at once
 _MOST_MIXED = 4
@@ -81,7 +80,11 @@ class Endpoint:
         if fits:
             return tensor  # type: ignore[return-value]
         tensor = self._checked("input", tensor).detach()
-        return tensor if self.holds(tensor) else in_format(tensor, self.desc)
+        if self.holds(tensor):
+            return tensor
+        from fmtprop.targets.mkldnn.inputs import in_format
+
+        return in_format(tensor, self.desc)
 
     def check_out(self, tensor: object) -> torch.Tensor:
         """Return the caller's tensor, to which a result may be written."""

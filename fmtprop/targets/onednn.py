@@ -16,6 +16,7 @@ from fmtprop.errors import DnnlError, FormatError, GraphError, ShapeError, Unsup
 from fmtprop.ir import OPSET, Bytes, Choice, Lowering, Node, Primitive, loses_special_values, opdef, ports, result_names
 from fmtprop.jit import CHUNK_NBYTES, Kernel, kernel_for
 from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.ops.recurrent import Recurrent
 from fmtprop.passes.assignment.formats import plain, worth_trying
 from fmtprop.passes.target import AS_GRADIENT, Candidate, Request, is_loop, of_name
 from fmtprop.targets.arguments import tail_arguments
@@ -24,7 +25,6 @@ from fmtprop.targets.experts import ExpertsImplementation, experts_candidates
 from fmtprop.targets.kernel import KernelImplementation
 from fmtprop.targets.kernels import kernel_candidates
 from fmtprop.targets.known_bad import known_bad
-from fmtprop.targets.mkldnn.recurrent import recurrent_candidates
 from fmtprop.targets.primitive import PrimitiveImplementation, one_thread
 from fmtprop.targets.requests import computable, is_short, stored_in
 from fmtprop.targets.scaling import Function, Stored, byte_grids, chain_of, saturates, scaling_of, with_usual_scales
@@ -130,7 +130,10 @@ class OneDnnTarget(Provider):
                 yield from self._not_rejected(node, kernel_candidates(node, request))
             return
         yield from self._not_rejected(node, kernel_candidates(node, request))
-        yield from self._not_rejected(node, recurrent_candidates(node, request))
+        if isinstance(node.attrs, Recurrent):  # other networks do without PyTorch's own oneDNN
+            from fmtprop.targets.mkldnn.recurrent import recurrent_candidates
+
+            yield from self._not_rejected(node, recurrent_candidates(node, request))
         yield from self._not_rejected(node, experts_candidates(node, request))
 
     def _not_rejected(self, node: Node, candidates: Iterable[Candidate]) -> Iterator[Candidate]:

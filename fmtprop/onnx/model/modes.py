@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from fmtprop.ops.pytorch import TorchDispatchMode
 from fmtprop.ops.without_data import result_of, without_data
@@ -38,7 +37,9 @@ class SizesOnly(CallMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.products = 0
+        from torch.utils.flop_counter import flop_registry
+
+        self.products, self._counts = 0, flop_registry
 
     def result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call on tensors without data."""
@@ -48,7 +49,7 @@ class SizesOnly(CallMode):  # type: ignore[no-untyped-call]
             kwargs = kwargs | {"device": torch.device("meta")}
         args, kwargs = without_data(args), without_data(kwargs)
         result = result_of(func, args, kwargs)
-        count = flop_registry.get(func.overloadpacket)
+        count = self._counts.get(func.overloadpacket)
         if count is not None:
             self.products += count(*args, **kwargs, out_val=result)
         return result

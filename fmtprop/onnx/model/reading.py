@@ -7,6 +7,7 @@ The steps: count the file's messages, parse it, check its structure, take the we
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,8 +198,10 @@ def _name_domains(model: onnx.ModelProto) -> None:
     """Set the domain of ONNX Runtime's operators, since its optimiser writes some without."""
     found = False
     for node in model.graph.node:
-        # look in our table first: ONNX's look-up fails on bytes that are no text
-        if node.domain == "" and operators.find(_MICROSOFT, node.op_type, 1) and not onnx.defs.has(node.op_type):
+        # look in our tables first: ONNX's look-up fails on bytes that are no text
+        if node.domain != "" or operators.find("", node.op_type, sys.maxsize):
+            continue
+        if operators.find(_MICROSOFT, node.op_type, 1) and not onnx.defs.has(node.op_type):
             node.domain, found = _MICROSOFT, True
     if found and all(opset.domain != _MICROSOFT for opset in model.opset_import):
         model.opset_import.add(domain=_MICROSOFT, version=1)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import defs, helper, numpy_helper, shape_inference
-from onnx.reference import ReferenceEvaluator
 
 from fmtprop.onnx.model.elements import array_of, from_array
 
@@ -65,6 +64,8 @@ def run_node(node: onnx.NodeProto, version: int, arguments: Sequence[Any]) -> An
         raise NotImplementedError("with probabilities, which ONNX's reference computes wrongly (onnx 1.23),")
     if node.op_type == "RegexFullMatch":
         _check_pattern(node.attribute[0].s.decode(errors="replace"), max(map(len, arguments[0].flat), default=0))
+    from onnx.reference import ReferenceEvaluator  # few models need its table of all operators
+
     named = {name: array_of(value) for name, value in zip(node.input, arguments, strict=True) if name}
     inputs = [onnx.ValueInfoProto(name=name) for name in named]
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]

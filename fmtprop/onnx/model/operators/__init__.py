@@ -9,18 +9,15 @@ the calls of a function, as those of any PyTorch program.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Final
 
 from fmtprop.onnx.model.operators import (
-    classical,
     control_flow,
     convolution,
     elementwise,
     indexing,
     matrix,
-    microsoft,
-    microsoft_attention,
-    microsoft_quantised,
     normalization,
     quantised,
     recurrent,
@@ -61,11 +58,22 @@ def _by_version(tables: list[Mapping[str, Callable[..., Any]]]) -> _Versions:
     return {name: sorted(versions, key=lambda pair: -pair[0]) for name, versions in found.items()}
 
 
-_TABLES: Final[dict[str, _Versions]] = {
-    "": _by_version([family.OPERATORS for family in _FAMILIES]),
-    "ai.onnx.ml": _by_version([classical.OPERATORS]),
-    "com.microsoft": _by_version([microsoft.OPERATORS, microsoft_attention.OPERATORS, microsoft_quantised.OPERATORS]),
-}
+
+@cache
+def _of_domain(domain: str) -> _Versions:
+    """Return the functions of a domain; those of others than ONNX's own are imported by models that name it."""
+    if domain == "ai.onnx.ml":
+        from fmtprop.onnx.model.operators import classical
+
+        return _by_version([classical.OPERATORS])
+    if domain == "com.microsoft":
+        from fmtprop.onnx.model.operators import microsoft, microsoft_attention, microsoft_quantised
+
+        return _by_version([microsoft.OPERATORS, microsoft_attention.OPERATORS, microsoft_quantised.OPERATORS])
+    return {} if domain else _by_version([family.OPERATORS for family in _FAMILIES])
+
+
+_DOMAINS: Final = ("", "ai.onnx.ml", "com.microsoft")
 
 
 def find(domain: str, name: str, version: int) -> Callable[..., Any] | None:
@@ -75,7 +83,7 @@ def find(domain: str, name: str, version: int) -> Callable[..., Any] | None:
     False
     >>> find("", "Sofa", 13)
     """
-    for since, function in _TABLES.get(domain, {}).get(name, []):
+    for since, function in _of_domain(domain).get(name, []):
         if version >= since:
             return function
     return None
@@ -85,6 +93,6 @@ def table() -> dict[tuple[str, str], list[int]]:
     """Return the first opset versions of all definitions by domain and operator."""
     return {
         (domain, name): sorted(since for since, _ in versions)
-        for domain, names in _TABLES.items()
-        for name, versions in names.items()
+        for domain in _DOMAINS
+        for name, versions in _of_domain(domain).items()
     }
