@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from fmtprop.capture.graph_module import GraphModule as GraphModule
     from fmtprop.capture.torch_export import from_torch as from_torch
 
-#: names of this package, by the module that has each; imported when asked for: an ONNX file needs no exporter of PyTorch
+#: names of this package, by the module that has each, which is imported when it is asked for: an ONNX file does without
+#: the exporter of PyTorch
 _HOMES = {"GraphModule": "graph_module", "from_torch": "torch_export", "load": "files", "save": "files"}
 
 __all__ = [*_HOMES]

@@ -20,6 +20,10 @@ from fmtprop.targets.memory import huge_bytes
 #: least rounds before another plan may replace the choice by cost, and most rounds
 _SURE_ROUNDS, _MOST_ROUNDS = 5, 30
 
+#: rounds and seconds after which a race ends if the first plan's slowest run is faster than all runs of the others:
+#: costs and all runs agree
+_CLEAR_ROUNDS, _CLEAR_SECONDS = 2, 0.03
+
 #: rounds against the choice by cost, if it lost only the first runs, which find colder caches and untouched memory
 _WARM_ROUNDS = 3
 
@@ -29,10 +33,13 @@ _EXTRA_SECONDS = 3.0
 #: share of all time that threads may wait for processors in a race that teaches something
 _DISTURBED_SHARE = 0.02
 
-#: runs step by step of a disturbed race. No whole run is undisturbed beside other programs, but each step is in one of
-#: a few: a plan's time is then the sum of its steps' least ones (two busy loops on two processors: 4.2 ms, quiet 4.3,
-#: whole runs 214)
-_STEPWISE_RUNS = 8
+#: least and most runs step by step of a disturbed race, as far as its seconds allow. No whole run is undisturbed beside
+#: other programs, but each step is in one of a few: a plan's time is then the sum of its steps' least ones (two busy
+#: loops on two processors: 4.2 ms, quiet 4.3, whole runs 214)
+_LEAST_STEPWISE_RUNS, _STEPWISE_RUNS = 3, 8
+
+#: seconds from which all runs are step by step, which then takes no time of its own
+_STEPWISE_SECONDS = 0.02
 
 #: runs step by step after the others, by which costs are judged
 _PROFILED_RUNS = 2
@@ -192,6 +199,7 @@ class _Field:
         """Run all plans in rounds; first runs that took longer than the whole budget are a round if the first won."""
         executors, watch = [self._executors[name] for name in firsts], self._watch
         is_long = min(firsts.values()) > budget
+        is_stepwise = min(firsts.values()) > min(budget, _STEPWISE_SECONDS)
         times: list[list[float]] = [[seconds] if is_long else [] for seconds in firsts.values()]
         warm: list[list[list[float]]] = [[] for _ in executors]
         start = watch.now() - (sum(firsts.values()) if is_long else 0.0)
@@ -204,14 +212,16 @@ class _Field:
             order = list(enumerate(executors))
             for index, executor in order if len(times[0]) % 2 else reversed(order):
                 watch.start()
-                if is_long:  # step by step, so that Ctrl-C works between two native calls
+                if is_stepwise:  # Ctrl-C works between two native calls
                     warm[index].append(executor.profile(self._inputs)[1])
                 else:
                     executor.run(self._inputs)
                 times[index].append(watch.stop())
         runs = tuple(map(tuple, times if times[0] else [[seconds] for seconds in firsts.values()]))
         is_disturbed = watch.is_disturbed(_DISTURBED_SHARE)
-        for _ in range(_STEPWISE_RUNS if is_disturbed else 0 if is_long else _PROFILED_RUNS):
+        least = _LEAST_STEPWISE_RUNS if is_disturbed else 0 if is_stepwise else _PROFILED_RUNS
+        most, start = _STEPWISE_RUNS if is_disturbed else least, watch.now()
+        while (done := len(warm[0])) < least or (done < most and watch.now() - start < budget):
             if not self._has_time([min(some) for some in runs]):
                 break
             for executor, known in zip(executors, warm, strict=True):
@@ -241,10 +251,19 @@ def _scaled(steps: Sequence[float], seconds: float) -> tuple[float, ...]:
 def _goes_on(times: Sequence[Sequence[float]], elapsed: float, budget: float, fewest: int) -> bool:
     """Return whether to run another round; a few rounds are not enough evidence against costs."""
     rounds = len(times[0])
+    if rounds >= max(fewest, _CLEAR_ROUNDS) and elapsed >= _CLEAR_SECONDS:
+        winner = _winner(times)
+        if (winner == 0 or rounds >= _SURE_ROUNDS) and _is_clear(times, winner):
+            return False
     if rounds < fewest and elapsed <= _LONGEST_SECONDS:
         return True
     extra = _EXTRA_SECONDS if rounds and rounds < _SURE_ROUNDS and _winner(times) != 0 else 0.0
     return not rounds or (rounds < _MOST_ROUNDS and elapsed * (rounds + 1) / rounds <= budget + extra)
+
+
+def _is_clear(times: Sequence[Sequence[float]], winner: int) -> bool:
+    """Return whether the winner's slowest run was faster than the fastest of each other plan."""
+    return all(max(times[winner]) < min(other) for index, other in enumerate(times) if index != winner)
 
 
 def _winner(times: Sequence[Sequence[float]]) -> int:

@@ -106,6 +106,9 @@ class Selection:
         self._recalibrated = False
         #: how often the plan was found again by costs that a run had corrected
         self._corrections = 0
+        #: the last race, and the keys of the plans that ran in it
+        self._raced: tuple[Entrant, Race, Draft] | None = None
+        self._ran: set[str] = set()
         #: nodes of the steps of each plan that ran last
         self._nodes: Mapping[str, Sequence[Node]] = {}
         #: whether compiling may take long
@@ -113,14 +116,17 @@ class Selection:
 
     def decide(self) -> Decision:
         """Assign formats, in several ways where it is not known yet which of them is the fastest; return one."""
-        options = self._options
         sibling, self.sibling = self.sibling, None  # a plan that fails its check is made anew
-        if sibling is not None and options.policy == OPTIMAL and not options.pin:
+        if sibling is not None and self._options.policy == OPTIMAL and not self._options.pin:
             derived = self._attempts.of(OTHER_SHAPE, partial(self._like, sibling))
             if derived is not None:
                 self._lap("assign")
                 return Decision(derived)
-        start = thread_time()
+        self._raced = None
+        return self._decide()
+
+    def _decide(self) -> Decision:
+        options, start = self._options, thread_time()
         rivals = self.rivals()
         best = rivals.best
         entrants, known = [best], None
@@ -130,29 +136,34 @@ class Selection:
         self.tuning = self._costs.tuning if self._costs is not None else None
         self._lap("assign")
         assigning = thread_time() - start
+        if self._raced is not None and {one.key for one in entrants} <= self._ran:  # corrected costs changed no plan
+            kept, result, draft = self._raced
+            return self._raced_decision(replace(kept, certificate=None), result, draft, rivals, best)
         is_raced = len(entrants) > 1 or self._is_unclear(entrants[0], rivals, was_raced=known is not None)
         raced = self._race(entrants, rivals) if is_raced else None
         if raced is None:
             kept = rivals.best if len(entrants) > 1 else entrants[0]
             return Decision(kept, self._certificate(kept, rivals))
-        kept, result, draft = raced
+        kept, result, draft = self._raced = raced
         self._lap("confirm")
         if self._is_disproved(best, rivals, result) and improve(self._store):
             self._costs = None
-            return self.decide()
+            return self._decide()
         if self._learned(entrants, rivals, kept, result):
             self._corrections += 1
             again = _SHARE_OF_CORRECTION * assigning + self._seconds_of_race(best, len(entrants))
             if self._corrections <= _MOST_CORRECTIONS and self._budget.allows(CORRECTION, again):
-                return self.decide()
+                return self._decide()
             rivals, kept = self.rivals(), replace(kept, certificate=None)
-        if len(entrants) == 1:  # there was no choice, only a check
-            return Decision(kept, self._certificate(kept, rivals, result), draft=draft)
-        verdict = {
-            _winner_key(best, self._patient): kept.name,
-            _pair_key(best, kept): kept.name,
-        }
-        return Decision(kept, self._certificate(kept, rivals, result), replace(result, steps=()), verdict, draft)
+        return self._raced_decision(kept, result, draft, rivals, best)
+
+    def _raced_decision(self, kept: Entrant, result: Race, draft: Draft, rivals: Entrants, best: Entrant) -> Decision:
+        """Return the decision that a race made for a plan, maybe against others; `best`: the choice by cost."""
+        certificate = self._certificate(kept, rivals, result)
+        if len(self._ran) == 1:  # there was no choice, only a check
+            return Decision(kept, certificate, draft=draft)
+        verdict = {key: kept.name for key in (_winner_key(best, self._patient), _pair_key(best, kept))}
+        return Decision(kept, certificate, replace(result, steps=()), verdict, draft)
 
     # ------------------------------------------------------------------ costs and runs
 
@@ -303,7 +314,7 @@ class Selection:
             for name in plans:  # that none can be run on these inputs tells nothing about one of them
                 self._attempts.failed.pop(name)
             return None
-        name = result.names[result.winner]
+        name, self._ran = result.names[result.winner], {one.key for one in entrants}
         return next(entrant for entrant in entrants if entrant.name == name), result, drafts[name]
 
     def _seconds_of_race(self, first: Entrant, plans: int) -> float:

@@ -6,7 +6,7 @@ Owns the measurement and its records in the cache; must not know any model of co
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from math import exp, log
@@ -38,8 +38,9 @@ _COPIED_NBYTES, MOVED = 2 << 20, (8 << 20, 32 << 20)
 _LEAST_NBYTES = MOVED[-1]
 
 #: seconds of uninterrupted work whose median counts: a shorter burst runs at a higher frequency, or while the other
-#: virtual CPU of a core rests (two threads on one such core: 279 GFLOP/s for moments, 157 in a run)
-_LASTING_SECONDS = 0.03
+#: virtual CPU of a core rests (two threads on one such core: 279 GFLOP/s for moments, 157 in a run); and the same right
+#: after such work
+_LASTING_SECONDS, _FOLLOWING_SECONDS = 0.03, 0.01
 
 #: executions during which a thread waited for a processor do not count, unless there are no others for so long
 _DISTURBED_SECONDS = 0.5
@@ -82,7 +83,7 @@ class Peaks:
     """Peaks of this machine with the current number of threads."""
 
     #: operations per second of the best kernel, by data type (u8 for products of bytes); a multiplication and an
-    #: addition count as two
+    #: addition count as two. What other types than f32 reach is measured when it is first asked for
     flops: Mapping[DataType, float]
     #: footprint in bytes -> bytes per second of reading weights that are used once per round over the footprint; for
     #: one or more of :data:`FOOTPRINTS`, in ascending order
@@ -137,24 +138,54 @@ def peaks(store: Store, footprint: int = FOOTPRINTS[-1]) -> Peaks:
 
     `footprint`: largest footprint in bytes to measure; measuring takes as much memory.
     """
-    types, keys = _types(), keys_of_peaks()
     asked = FOOTPRINTS[: bisect_left(FOOTPRINTS, footprint) + 1]
-    known = {name: value for name, key in keys.items() if (value := store.figure(key)) is not None}
-    wanted = {"copying", "call", *(f"flops {dtype}" for dtype in types), *(f"moving {n}" for n in MOVED)}
-    wanted |= {"functions", *(f"{kind} {n}" for kind in _BY_FOOTPRINT for n in asked)}
-    if missing := wanted - known.keys():
-        measured = {name: value for name, value in measure(types, asked).items() if name in missing}
-        plausible = {name: _plausible(name, value) for name, value in measured.items()}
-        if plausible == measured:  # otherwise the next compilation tries again
-            store.add_figures({keys[name]: value for name, value in measured.items()})
-        known |= plausible
+    known = _figures(store, DataType.F32, asked)
     # a larger footprint is never read faster: a higher figure is noise
     reading, streaming = (_falling({n: known.get(f"{kind} {n}") for n in FOOTPRINTS}) for kind in _BY_FOOTPRINT)
     moving = _falling({0: known["copying"]} | {n: known[f"moving {n}"] for n in MOVED})
-    flops = {dtype: known[f"flops {dtype}"] for dtype in types}
+    flops = _Arithmetic(store, known[f"flops {DataType.F32}"])
     # where memory is what limits both, either figure is that of both
     streaming = {n: max(rate, reading[n]) for n, rate in streaming.items()}
     return Peaks(flops, reading, moving.pop(0), known["call"], streaming, moving, known["functions"])
+
+
+def _figures(store: Store, dtype: DataType, footprints: tuple[int, ...]) -> dict[str, float]:
+    """Return all figures that are known, after those of a data type and of some footprints were measured.
+
+    Without footprints, only arithmetic is.
+    """
+    keys, wanted = keys_of_peaks(), {f"flops {dtype}"}
+    if footprints:
+        wanted |= {"copying", "call", "functions", *(f"moving {n}" for n in MOVED)}
+        wanted |= {f"{kind} {n}" for kind in _BY_FOOTPRINT for n in footprints}
+    known = {name: value for name, key in keys.items() if (value := store.figure(key)) is not None}
+    if wanted <= known.keys():
+        return known
+    measured = {name: value for name, value in measure([dtype], footprints).items() if name not in known}
+    plausible = {name: _plausible(name, value) for name, value in measured.items()}
+    if plausible == measured:  # otherwise the next compilation tries again
+        store.add_figures({keys[name]: value for name, value in measured.items()})
+    return known | plausible
+
+
+class _Arithmetic(Mapping[DataType, float]):
+    """Operations per second of the types that this machine has: of f32, and of others when they are first asked for."""
+
+    def __init__(self, store: Store, f32: float) -> None:
+        self._store, self._known = store, {DataType.F32: f32}
+
+    def __getitem__(self, dtype: DataType) -> float:
+        if dtype not in self._known:
+            if dtype not in _types():
+                raise KeyError(dtype)
+            self._known[dtype] = _figures(self._store, dtype, ())[f"flops {dtype}"]
+        return self._known[dtype]
+
+    def __iter__(self) -> Iterator[DataType]:
+        return iter(_types())
+
+    def __len__(self) -> int:
+        return len(_types())
 
 
 def _falling(figures: Mapping[int, float | None]) -> dict[int, float]:
@@ -166,7 +197,7 @@ def _falling(figures: Mapping[int, float | None]) -> dict[int, float]:
 def are_measured(store: Store) -> bool:
     """Return whether a store has this machine's peaks, but for reading footprints that no model has had."""
     keys = keys_of_peaks()
-    return all(store.figure(keys[name]) is not None for name in ("copying", "call", *(f"flops {d}" for d in _types())))
+    return all(store.figure(keys[name]) is not None for name in ("copying", "call", f"flops {DataType.F32}"))
 
 
 def nominal_peaks() -> Peaks:
@@ -189,7 +220,7 @@ def improve(store: Store) -> bool:
     footprints = tuple(n for n in FOOTPRINTS if f"reading {n}" in known)
     if not footprints:
         return False
-    found = measure(_types(), footprints)
+    found = measure([dtype for dtype in _types() if f"flops {dtype}" in known], footprints)
     better = {name: _best_first(name, [known, found])[0] for name in known.keys() & found.keys()}
     store.add_figures({keys[name]: value for name, value in better.items()})
     return any(not 1 / _SAME_RATIO <= value / known[name] <= _SAME_RATIO for name, value in better.items())
@@ -218,7 +249,7 @@ def measure(
     Attempts are apart in time, and go on until a second one has come to each best figure.
     """
     torch.get_num_threads()  # the first call in a thread adopts the process's number of threads
-    memory = huge_bytes(max(footprints[-1], _LEAST_NBYTES))
+    memory = huge_bytes(max((*footprints, _LEAST_NBYTES)))
     attempt, start = attempt or _attempt, now()
     attempts = [attempt(types, footprints, memory)]
     while not _is_sure(attempts) and now() - start <= _PATIENCE_SECONDS:
@@ -249,6 +280,8 @@ def _plausible(name: str, figure: float) -> float:
 
 def _attempt(types: list[DataType], footprints: tuple[int, ...], memory: torch.Tensor) -> dict[str, float]:
     found = {f"flops {dtype}": _flops(dtype, memory) for dtype in types}
+    if not footprints:
+        return found
     for kind, make in _BY_FOOTPRINT.items():
         found |= {f"{kind} {n}": value for n, value in _reading(footprints, memory, make).items()}
     found["call"] = call = _copy_seconds(16, memory)
@@ -272,14 +305,14 @@ def _flops(dtype: DataType, memory: torch.Tensor) -> float:
         )
     )
     ones = (1, 1)
-    best = 0.0
+    best, seconds = 0.0, _LASTING_SECONDS
     problem = dnnl.Convolution(src=src, weights=weights, dst=dst, strides=ones, dilates=(0, 0), pad_l=ones, pad_r=ones)
     with dnnl.create(problem) as first:
         # the library's first or second implementation is its best
         for pd in islice(first.implementations(), 2):
             operations = 2.0 * size * size * channels * channels * 9
             call = _Timed.primitive(pd, ("src", "weights", "dst"), memory, _STRIDE)
-            best = max(best, operations / _lasting(call))
+            best, seconds = max(best, operations / _lasting(call, seconds)), _FOLLOWING_SECONDS
     return best
 
 
@@ -339,13 +372,13 @@ def _copy_seconds(elements: int, memory: torch.Tensor, alg: str = "eltwise_relu"
         return _lasting(_Timed.primitive(pd, ("src", "dst"), memory, max(_STRIDE, 4 * elements)), most_rounds=20)
 
 
-def _lasting(call: _Timed, most_rounds: int = 1 << 20) -> float:
+def _lasting(call: _Timed, lasting: float = _FOLLOWING_SECONDS, most_rounds: int = 1 << 20) -> float:
     """Return the median seconds of executions that follow each other for a while, as in a run; release the call."""
     call.seconds()
     start = perf_counter()
     times: list[float] = []
     with Waiting() as waiting:
-        while not times or (len(times) < most_rounds and perf_counter() - start < _LASTING_SECONDS):
+        while not times or (len(times) < most_rounds and perf_counter() - start < lasting):
             waiting.lap()
             seconds = call.seconds()
             if waiting.lap() == 0.0 or perf_counter() - start > _DISTURBED_SECONDS:

@@ -311,7 +311,7 @@ class ModelCosts:
         if linear is not None and isinstance(how, Candidate):
             src, weights, dst = _roles(linear, how.operands, how.results[0])
             products = 2.0 * linear.products(src.dims, weights.dims, dst.dims)
-            ideal = max(ideal, products / max(self.peaks.flops.values()))
+            ideal = max(ideal, products / max(self._peak(one.dtype, one.dtype) for one in (src, weights, dst)))
         return ideal / _FASTER_RATIO, max(_SLOWER_RATIO * expected, _ANY_SECONDS)
 
     def _reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float:

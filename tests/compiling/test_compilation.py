@@ -62,6 +62,28 @@ def test_the_faster_plan_is_kept_and_remembered(
         torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("usual_peaks", "only_verdicts")
+def test_plans_that_ran_do_not_run_again_where_corrected_costs_choose_them(
+    model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[float] = []
+
+    def decide(plans, inputs, limit, fewest, *_):
+        name, plan = next(iter(plans.items()))  # no other can win
+        seconds = [4.0 * step.node.choice.cost for step in plan.steps]
+        told.append(sum(seconds))
+        return Race((sum(seconds),), 3, 0, (name,), ((sum(seconds),) * 3,), (tuple(seconds),))
+
+    monkeypatch.setattr(selection, "race", decide)
+    unlike_any_other(monkeypatch)
+    x = torch.randn(1, 3, 200, 200)
+    net = fp.compile(model, x)
+    assert len(told) == 1 and net.race is not None
+    assert net.certificate is not None and net.certificate.corrected
+    assert net.certificate.objective == pytest.approx(told[0], rel=0.3), "by the corrected costs"
+    torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-4)
+
+
 def test_a_run_that_disproves_the_peaks_has_them_measured_again(
     model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -340,15 +362,20 @@ class Slow:
     [
         ((1.0, 2.0), 0.0, 1, 1),
         ((1.0, 2.0), 0.0, 5, 5),
-        ((1.0, 2.0), 30.0, 5, 10),
+        ((2.0, 2.0), 40.0, 5, 10),
         ((4.0, 5.0), 0.0, 5, 2),  # after 18 seconds nobody waits for three more rounds
-        ((0.001, 0.002), 1.0, 5, 30),
+        ((0.002, 0.002), 1.0, 5, 30),
+        ((1.0, 2.0), 30.0, 5, 5),  # costs and all runs agree
+        ((1.0, 2.0), 30.0, 1, 2),
+        ((0.001, 0.002), 1.0, 1, 10),  # for 0.03 seconds
+        ((2.0, 1.0), 30.0, 1, 5),  # costs and runs do not
     ],
 )
 def test_slow_plans_run_the_rounds_that_were_asked_for(plans, budget, fewest, rounds) -> None:
-    found = run_in_turns({str(plan): Slow(plan) for plan in plans}, [], budget, fewest, watch=Slow.clock.watch())
+    entrants = {f"{place}: {plan}": Slow(plan) for place, plan in enumerate(plans)}
+    found = run_in_turns(entrants, [], budget, fewest, watch=Slow.clock.watch())
     assert found is not None
-    assert (found.rounds, found.winner) == (rounds, 0)
+    assert (found.rounds, found.winner) == (rounds, plans.index(min(plans)))
     assert found.seconds == pytest.approx(plans)
     assert all(len(runs) == rounds for runs in found.runs)
 

@@ -173,3 +173,22 @@ def test_figures_that_a_run_disproved_are_replaced_by_better_ones(
     clock.until = clock.seconds + 60.0
     assert not module.improve(store), "what is worse is noise"
     assert peaks(store).flops[DataType.F32] == 2e11 and peaks(store).call == 2e-6
+
+
+def test_arithmetic_of_a_type_is_measured_when_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def measure(types: list[DataType], footprints: tuple[int, ...]) -> dict[str, float]:
+        calls.append((types, footprints))
+        found = {f"flops {dtype}": 1e11 * len(calls) for dtype in types} | {f"moving {n}": 2e10 for n in MOVED}
+        found |= {f"{kind} {n}": 2e10 for kind in ("reading", "streaming") for n in footprints}
+        return found | {"copying": 4e10, "call": 3e-6, "functions": 2e9}
+
+    monkeypatch.setattr(module, "measure", measure)
+    monkeypatch.setattr(module.dnnl, "supports", lambda dtype: dtype is DataType.BF16)
+    store = Store(tmp_path / "store.sqlite")
+    found = peaks(store)
+    assert calls == [([DataType.F32], FOOTPRINTS)] and list(found.flops) == [DataType.F32, DataType.BF16]
+    assert [found.flops[DataType.BF16], found.flops.get(DataType.F16), found.flops[DataType.F32]] == [2e11, None, 1e11]
+    assert calls[1:] == [([DataType.BF16], ())], "once, and arithmetic alone"
+    assert peaks(store).flops[DataType.BF16] == 2e11 and len(calls) == 2

@@ -58,7 +58,6 @@ def _by_version(tables: list[Mapping[str, Callable[..., Any]]]) -> _Versions:
     return {name: sorted(versions, key=lambda pair: -pair[0]) for name, versions in found.items()}
 
 
-
 @cache
 def _of_domain(domain: str) -> _Versions:
     """Return the functions of a domain; those of others than ONNX's own are imported by models that name it."""
