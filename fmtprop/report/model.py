@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from statistics import median
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fmtprop.ir.graph import Graph
@@ -29,6 +28,7 @@ from fmtprop.report.sketch import (
     op_with_tail,
 )
 from fmtprop.runtime.plan import Plan, Step
+from fmtprop.system.timing import Stopwatch
 from fmtprop.targets import ReferenceTarget
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Report:
     machine : mapping of str to str
         The machine of the measurement.
     seconds : float
-        Median time of a whole run.
+        Median time of a whole run, without the time in which other programs had its processors.
     compile_seconds : mapping of str to float
         Time of each stage of the compilation.
     steps : tuple of StepRow
@@ -246,10 +246,13 @@ class Report:
         for row in self.fallbacks:
             seconds[row.op] += row.seconds  # type: ignore[assignment]
         slowest = ", ".join(op for op, _ in seconds.most_common(_NAMED_OPS))
-        share, count = self.fallback_share, len(self.fallbacks)
+        some, they = (
+            ("1 step", "it takes") if len(self.fallbacks) == 1 else (f"{len(self.fallbacks)} steps", "they take")
+        )
+        other = "" if self.policy == "optimal" else "; policy='optimal' may find formats that have such code"
         return (
-            f"{share:.0%} of the run is in {count} steps without optimized code ({slowest}); these "
-            "take as long as in PyTorch, however good the choice of formats",
+            f"{self.fallback_share:.0%} of the run is in {some} without optimized code ({slowest}): {they} as long as "
+            f"in PyTorch{other}",
         )
 
     @property
@@ -390,13 +393,10 @@ def _as_of(times: Sequence[float], seconds: float) -> list[float]:
 
 
 def whole_run(net: Compiled, repeats: int) -> float:
-    """Return the median seconds of a run, after two that do not count."""
+    """Return the median seconds of a run, after two that do not count: without waiting for other programs."""
     inputs = net.random_inputs()
-    times = []
-    for _ in range(repeats + 2):
-        start = perf_counter()
-        net.run_flat(inputs)
-        times.append(perf_counter() - start)
+    with Stopwatch() as watch:
+        times = [watch.time(lambda: net.run_flat(inputs)) for _ in range(repeats + 2)]
     return median(times[2:])
 
 

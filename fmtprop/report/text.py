@@ -197,17 +197,22 @@ def _counts(report: Report) -> Table:
 
 
 def _slowest(report: Report) -> Table:
-    table = Table(title=f"the {_SLOWEST_STEPS} slowest steps")
+    slowest = sorted(report.steps, key=lambda row: -row.seconds)[:_SLOWEST_STEPS]
+    table = Table(
+        title=f"the {len(slowest)} slowest steps"
+        if len(slowest) < len(report.steps)
+        else "all steps, the slowest first"
+    )
     for column in ("step", "op", "in", "implementation", "formats", "time", "from"):
         table.add_column(column, justify="right" if column == "time" else "left", overflow="fold")
-    for row in sorted(report.steps, key=lambda row: -row.seconds)[:_SLOWEST_STEPS]:
+    for row in slowest:
         _add_row(table, row.name, row.op, row.computes_in, row.impl, row.formats, _time(row.seconds), row.origin)
     return table
 
 
 def _in_floats(report: Report) -> Table:
     table = Table(title="quantized, but computed in floats")
-    for column in ("step", "op", "time", "why", "from"):
+    for column in ("step", "op", "time", _why(report), "from"):
         table.add_column(column, overflow="fold")
     for row, why in report.in_floats:
         _add_row(table, row.name, row.op, _time(row.seconds), why, row.origin)
@@ -216,11 +221,16 @@ def _in_floats(report: Report) -> Table:
 
 def _fallbacks(report: Report) -> Table:
     table = Table(title="steps without optimized code")
-    for column in ("step", "op", "time", "why", "from"):
+    for column in ("step", "op", "time", _why(report), "from"):
         table.add_column(column, overflow="fold")
     for row in report.fallbacks:
         _add_row(table, row.name, row.op, _time(row.seconds), row.reason, row.origin)
     return table
+
+
+def _why(report: Report) -> str:
+    """Return the title of reasons: those of policy `optimal` have costs."""
+    return "why" if report.certificate is None else f"why, costs {report.costs}"
 
 
 def table_text(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

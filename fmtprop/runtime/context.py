@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from functools import lru_cache
 from itertools import chain, groupby
 from math import inf
-from time import perf_counter
+from time import perf_counter, thread_time
 
 import torch
 
@@ -178,10 +178,12 @@ class Context:
     ) -> tuple[list[torch.Tensor], list[tuple[float, float]]]:
         """Execute like :meth:`run`, step by step; return the results, and when each step began and its seconds.
 
-        After the limit, in seconds, no step begins, and there are no results.
+        After the limit, in seconds, no step begins, and there are no results. With one thread, seconds are those of its
+        work: other programs that have the processor in between do not count.
 
         `see`: called after each step with the place of its first result.
         """
+        now = thread_time if self.plan.threads == 1 else perf_counter
         self._bind(self._inputs, inputs, self._outputs)
         spans: list[tuple[float, float]] = []
         end = perf_counter() + limit
@@ -191,6 +193,7 @@ class Context:
                 if start > end:
                     self.clear()
                     return [], spans
+                before = now()
                 with flushed() if self._flushes and bound.is_native else nullcontext():
                     for call in bound.calls:
                         function, a, b, c, d = call
@@ -198,7 +201,7 @@ class Context:
                         self._stream.wait()
                         if status:
                             self.fail(call, status)
-                spans.append((start, perf_counter() - start))
+                spans.append((start, now() - before))
                 if see is not None and step.results:
                     see(step, self._place(step.results[0]))
         results = self._results(self._outputs)

@@ -208,7 +208,7 @@ def test_a_screen_reader_gets_everything(browser, measured, tmp_path):
     charts = [name for role, name in found if role in ("image", "img")]
     assert len(charts) == 4 and all(name and name != "Chart" for name in charts)
     assert sum(role == "columnheader" for role, _ in found) >= 13
-    assert [name for role, name in found if role in ("searchbox", "textbox")] == ["Search"]
+    assert [name.strip() for role, name in found if role in ("searchbox", "textbox")] == ["Search"]
     assert not [role for role, name in found if role == "button" and not name]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ import torch
 import fmtprop as fp
 from fmtprop import MemoryDesc
 from fmtprop.report.ledger import touched_nbytes
+from fmtprop.report.model import whole_run
+from fmtprop.system.timing import Stopwatch
 
 
 class Heads(torch.nn.Module):
@@ -73,10 +76,69 @@ def test_a_report_warns_of_what_has_no_optimized_code():
     report = net.report(repeats=2)
     assert report.fallback_share > 0.05
     (warning,) = report.warnings
-    assert "% of the run is in 1 steps without optimized code (aten)" in warning
+    assert "% of the run is in 1 step without optimized code (aten): it takes as long as in PyTorch" in warning
+    step = report.steps[0]
+    (other,) = replace(report, policy="naive", steps=(step, step)).warnings
+    assert (
+        "2 steps" in other
+        and "they take" in other
+        and other.endswith("; policy='optimal' may find formats that have such code")
+    )
     assert f"warning: {warning[:40]}" in report.to_text()
     assert json.loads(report.to_json())["warnings"] == [warning]
     assert 0 < net.certificate.fallback <= net.certificate.objective
     assert "of it in PyTorch's operators" in str(net.certificate)
     plain = fp.compile(torch.nn.ReLU(), torch.randn(64, 512))
     assert plain.report(repeats=2).warnings == () and plain.certificate.fallback == 0.0
+
+
+def test_titles_tell_whose_costs_a_reason_has_and_how_many_steps_there_are():
+    report = fp.compile(Sums(), torch.randn(64, 512), tune="model").report(repeats=1)
+    text = report.to_text()
+    assert "why, costs modelled" in text and "all steps, the slowest first" in text
+    many = replace(report, policy="plain", certificate=None, steps=report.steps * 11).to_text()
+    assert "the 10 slowest steps" in many and "why, costs" not in many
+
+
+def test_a_run_is_without_the_time_of_other_programs(monkeypatch):
+    clock = [0.0]
+
+    class Busy:
+        """Other programs have the processor three quarters of the time."""
+
+        def lap(self):
+            waited, self.since = 0.75 * (clock[0] - self.since), clock[0]
+            return waited
+
+        since = 0.0
+
+        def close(self):
+            pass
+
+    class Net:
+        def random_inputs(self):
+            return []
+
+        def run_flat(self, inputs):
+            clock[0] += 4.0
+
+    watch = Stopwatch(now=lambda: clock[0], waiting=Busy())
+    monkeypatch.setattr("fmtprop.report.model.Stopwatch", lambda: watch)
+    assert whole_run(Net(), 3) == 1.0
+
+
+def test_a_step_of_one_thread_is_without_the_time_of_other_programs(monkeypatch):
+    seconds = [0.0]
+
+    def an_hour_later():
+        seconds[0] += 3600.0
+        return seconds[0]
+
+    net = conv("onednn")
+    monkeypatch.setattr("fmtprop.runtime.context.perf_counter", an_hour_later)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert 0 < sum(net.profile(repeats=1)) < 3600.0
+    finally:
+        torch.set_num_threads(before)

@@ -431,12 +431,13 @@
   const IN_FLOATS = "stays in floats: ";
   function slowest(report) {
     const rows = [...report.steps].sort((a, b) => b.seconds - a.seconds).slice(0, 30);
-    const columns = ["step", "time", "in", "op", "implementation", "formats", "module", "why"].map((title, i) => ({ title, number: i === 1, format: i === 4 || i === 5 }));
+    const why = report.certificate ? "why, costs " + report.costs : "why";  // reasons of policy optimal have costs
+    const columns = ["step", "time", "in", "op", "implementation", "formats", "module", why].map((title, i) => ({ title, number: i === 1, format: i === 4 || i === 5 }));
     table(byId("slowest"), columns, rows.map((step) => [step.name, milliseconds(step.seconds), step.computes_in, step.op, step.impl, step.formats, step.origin, step.reason]));
     byId("slowest").querySelectorAll("tbody td:nth-child(3)").forEach((cell) => PRECISIONS[cell.textContent] && cell.prepend(legendOf(precisionColour(cell.textContent), "").firstChild, " "));
     const floats = report.steps.filter((step) => step.reason.includes(IN_FLOATS));
     byId("floats").hidden = !floats.length;
-    const told = ["step", "time", "in", "op", "module", "why"].map((title, i) => ({ title, number: i === 1 }));
+    const told = ["step", "time", "in", "op", "module", why].map((title, i) => ({ title, number: i === 1 }));
     table(byId("in-floats"), told, floats.map((step) => [step.name, milliseconds(step.seconds), step.computes_in, step.op, step.origin, step.reason.split(IN_FLOATS)[1]]));
   }
 
