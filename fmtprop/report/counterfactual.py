@@ -138,13 +138,27 @@ class Rivals:
             known = self._answers[tensor, in_place] = self._solved(tensor, in_place)
         return known
 
-    def _solved(self, tensor: Value, in_place: str) -> Counterfactual:
+    def cheapest(self, tensor: Value, in_place: str = "") -> tuple[list[Value], Problem, Solution] | None:
+        """Return the tensors that no reorder changes, and the cheapest plan of that kind; None if there is no plan.
+
+        The tensors are the reorder's and its views. If a view forces a reorder of one, the others may keep theirs.
+        """
         same = self.same(tensor)
-        problem = _out_of_place(self.problem, in_place) if in_place else keeping(self.problem, same)
-        try:
-            found = solve(problem, _TIME_LIMIT_SECONDS)
-        except FmtpropError:
-            return Counterfactual(FORCED, self.plan_seconds, why=self._why_forced(same))
+        others = {value for value in self._reorders_of_plan if value != tensor}
+        alone = [value for value in same if value not in others]
+        for tensors in (same, alone) if alone != same and not in_place else (same,):
+            problem = _out_of_place(self.problem, in_place) if in_place else keeping(self.problem, tensors)
+            try:
+                return tensors, problem, solve(problem, _TIME_LIMIT_SECONDS)
+            except FmtpropError:
+                continue
+        return None
+
+    def _solved(self, tensor: Value, in_place: str) -> Counterfactual:
+        cheapest = self.cheapest(tensor, in_place)
+        if cheapest is None:
+            return Counterfactual(FORCED, self.plan_seconds, why=self._why_forced(self.same(tensor)))
+        same, problem, found = cheapest
         extra = found.objective - self.plan_seconds
         now, then = Counter(self._steps_of_plan()), Counter(self._steps_of(problem, found))
         error = self._error_of_difference(now, then)

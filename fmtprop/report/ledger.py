@@ -52,7 +52,7 @@ CAUSES = {
     "data type": "compute both sides in one data type",
     "quantization": "one side computes in bytes, the other is faster in floats or has no kernel for bytes; keep_float "
     "has both in floats",
-    "view": "no memory format expresses what this operation does, so the elements must be copied; only a model "
+    "view": "this operation cannot be expressed in the format that is there, so the elements are copied; a model "
     "without it avoids that",
     "in place": "the tensor is made elsewhere: a view, an input, a constant, or read by two concats",
     "missing implementation": "no kernel reads the format that is there; a newer oneDNN may have one",
@@ -252,7 +252,8 @@ class _Clerk:
         kind = self._kind(node, source.desc, result.desc, producer.node, readers)
         return _row(
             node, source.desc, result.desc, seconds, seconds / total if total else 0.0, copying=self._copying,
-            producer=str(producer), readers=readers, kind=kind, cause=self._cause(node, source.desc, kind, readers),
+            producer=str(producer), readers=readers, kind=kind,
+            cause=self._cause(node, source.desc, kind, readers, counterfactual.verdict),
             producer_origin=self._graph.node(producer.node).origin, counterfactual=counterfactual,
             part=self._part(node, producer, readers),
         )  # fmt: skip
@@ -313,7 +314,7 @@ class _Clerk:
             return LAYOUT
         return DATA_TYPE if src.with_dtype(dst.dtype) == dst else BOTH
 
-    def _cause(self, node: Node, src: MemoryDesc, kind: str, readers: Sequence[str]) -> str:
+    def _cause(self, node: Node, src: MemoryDesc, kind: str, readers: Sequence[str], verdict: str) -> str:
         if kind in (COPY, BOUNDARY):
             return "in place" if kind == COPY else "boundary"
         if src.dtype is not node.descs[0].dtype:
@@ -325,6 +326,8 @@ class _Clerk:
             return "view"
         if not all(self._can_read(reader, src) for reader in readers):
             return "missing implementation"
+        if verdict == FORCED:  # kernels read the format, so a view of the tensor does not
+            return "view"
         return "cheaper kernel" if self._net.options.policy == "optimal" else "policy"
 
     def _refuses(self, reader: str, src: MemoryDesc) -> bool:

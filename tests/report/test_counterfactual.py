@@ -12,9 +12,7 @@ from fmtprop.compiling.race import race
 from fmtprop.ir import Graph
 from fmtprop.passes.assignment.assign import AssignFormats
 from fmtprop.passes.optimal import price
-from fmtprop.passes.optimal.problem import keeping
 from fmtprop.passes.optimal.realise import realise
-from fmtprop.passes.optimal.solve import solve
 from fmtprop.report.counterfactual import UNCERTAIN, Counterfactual, Rivals, is_reorder
 from fmtprop.runtime import build_plan
 from fmtprop.targets.registry import provider, setting_for
@@ -45,9 +43,8 @@ def rivals_of(net):
         tensor = net.graph.inputs(row.name)["src"]
         while tensor.node not in rivals.normal:
             tensor = net.graph.inputs(tensor.node)["src"]
-        same = rivals.same(tensor)
-        problem = keeping(rivals.problem, same)
-        graph = realise(rivals.normal, problem, solve(problem, SECONDS), spec, baseline)
+        same, problem, solution = rivals.cheapest(tensor)
+        graph = realise(rivals.normal, problem, solution, spec, baseline)
         assert not any(is_reorder(node) and graph.inputs(node.name)["src"] in same for node in graph.nodes())
         found[row.name] = Without(row.counterfactual, graph)
     return rivals, {"now": build_plan(now, target)}, found, target
@@ -117,6 +114,32 @@ def test_a_forced_reorder_is_explained_in_words_of_the_graph():
     assert row.counterfactual.verdict == "forced" and "can read f32:abcd" in why
     assert not {"pin", "alternative", "optimal:"} & set(why.split())
     assert row.producer_origin == row.origin and row.origin.startswith("test_counterfactual.py:")
+
+
+def test_a_view_forces_its_own_reorder_and_no_other_one_of_the_tensor():
+    net = fp.compile(Unshuffled(), torch.ones(1, 3, 32, 32), policy="naive", tune="model", deterministic=True)
+    before, behind = (
+        next(row for row in net.report(repeats=1).reorders if reader in row.readers)
+        for reader in ("reshape_2.src", "conv_1.src")
+    )
+    assert (before.cause, before.counterfactual.verdict) == ("view", "forced")
+    answer = behind.counterfactual
+    assert answer.verdict != "forced" and behind.cause == "policy", "policy plain has no such reorder"
+    plain = fp.compile(Unshuffled(), torch.ones(1, 3, 32, 32), policy="plain", tune="model")
+    assert not any("conv_1.src" in row.readers for row in plain.report(repeats=1).reorders)
+    rivals, _, found, _ = rivals_of(net)
+    assert price(found[behind.name].graph, rivals.costs) - rivals.plan_seconds == pytest.approx(answer.extra_seconds)
+
+
+class Unshuffled(torch.nn.Module):
+    """A view that must copy, and a convolution behind it that wants another format."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(12, 32, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(torch.nn.functional.pixel_unshuffle(x, 2))
 
 
 class Shuffled(torch.nn.Module):
