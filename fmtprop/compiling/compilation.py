@@ -7,6 +7,7 @@ Owns the order of the stages, and the loop around primitives that fail their che
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
@@ -135,6 +136,7 @@ class Compilation(Planned):
             self.normal, self._target, self._fallback, options, self._store, self._attempts, self._budget, self._lap
         )
         self._selection.sibling, self._sibling = self._sibling, None
+        self._selection.forms = self.weights
         self._lap("normalise")
         return self.normal
 
@@ -175,7 +177,7 @@ class Compilation(Planned):
         for key, winner in chosen.verdict.items():
             self._store.remember(key, winner)
         self.plan, self.formatted, self.certificate, self.race = plan, graph, chosen.certificate, chosen.race
-        self.kept, self._like = chosen.kept, None
+        self.kept, self._like = replace(chosen.kept, threads=plan.threads), None
         self.dropped = self._attempts.settle(self.normal.name, name, 8)
         self.is_like_another_shape, self.rewrite = name == OTHER_SHAPE, name_of_rewrite(chosen.kept)
 

@@ -21,6 +21,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assignment.assign import AssignFormats
+from fmtprop.passes.assignment.identities import Forms
 from fmtprop.passes.assignment.same_choices import SameChoices
 from fmtprop.passes.assignment.same_expansions import expand_alike
 from fmtprop.passes.assignment.same_graph import SameGraph
@@ -32,7 +33,7 @@ from fmtprop.passes.precision.mark_grids import MarkGrids
 from fmtprop.passes.rewrites.release_sums import ReleaseSums
 from fmtprop.passes.target import Candidate, Setting
 from fmtprop.planfile.rebuild import rebuild
-from fmtprop.targets.executable import Provider
+from fmtprop.targets.executable import Provider, threads_here
 from fmtprop.tuning import TunedCosts
 from fmtprop.tuning.identity import persistent_text
 
@@ -79,6 +80,8 @@ class Entrant:
     rewrite: Pass | None = None
     #: whether its primitives passed their check in another process, on a machine like this one
     is_checked: bool = False
+    #: the number of threads that its implementations are for; 0 for those of another process
+    threads: int = 0
 
     @cached_property
     def key(self) -> str:
@@ -330,15 +333,19 @@ def as_before(
     return Entrant(OTHER_SHAPE, graph, rewrite=other.rewrite)
 
 
-def like_another_shape(normal: Graph, other: Entrant, setting: Setting, costs: TunedCosts) -> Entrant | None:
+def like_another_shape(
+    normal: Graph, other: Entrant, setting: Setting, costs: TunedCosts, forms: Forms | None = None
+) -> Entrant | None:
     """Return the entrant with the choices of another shape's plan; None where they are impossible.
 
     `other`: the plan of another shape of the model. `costs`: costs of nodes that cannot run as for the other shape, and
-    for reports.
+    for reports. `forms`: the packed constants of the model's plans.
     """
     fusions = tuple(fusion.rewrite for fusion in FUSIONS)
     try:
-        graph = SameChoices(other.graph, setting, costs, fusions).run(_prepared(normal, other))
+        graph = SameChoices(other.graph, setting, costs, fusions, forms, other.threads != threads_here()).run(
+            _prepared(normal, other)
+        )
     except PassError as error:
         _LOG.info("model %s is planned anew: %s", normal.name, error)
         return None

@@ -20,6 +20,7 @@ from fmtprop.compiling.race import Race, alone, race
 from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.ir import Graph, Node, TensorType
 from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
+from fmtprop.passes.assignment.identities import Forms
 from fmtprop.passes.optimal import Certificate
 from fmtprop.runtime.build import Draft
 from fmtprop.runtime.constants import ConstantStore, packed_nbytes
@@ -100,6 +101,8 @@ class Selection:
         self.tuning: Tuning | None = None
         self.readers: list[Node] = []
         self.sibling: Entrant | None = None
+        #: the packed constants of the model's plans
+        self.forms: Forms | None = None
         #: asked by `optimal`, at each attempt: they know the measured figures, and the rest of the time for measuring
         self._costs: TunedCosts | None = None
         #: whether a run was so fast that the machine's peaks were measured again
@@ -218,7 +221,7 @@ class Selection:
                 return None
         # they decide little here: nothing is measured for them
         costs = self._costs or self._new_costs(measuring=are_measured(self._store))
-        return like_another_shape(self._normal, other, setting, costs)
+        return like_another_shape(self._normal, other, setting, costs, self.forms)
 
     def rivals(self) -> Entrants:
         """Return the entrants; readers without any right packing get other implementations."""

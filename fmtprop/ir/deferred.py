@@ -38,6 +38,8 @@ class Deferred:
     #: whether the memory, which belongs to a module, may be read for as long as the numbers are wanted: no plan needs a
     #: copy. Whoever lends it has the plan made again after a change.
     lent: bool = False
+    #: identity of the numbers, where a plan has them already
+    identity: Hashable = field(default=None, repr=False)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -12,9 +12,10 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.ir import Graph, Node, Value
+from fmtprop.passes.assignment.identities import Identities
 from fmtprop.runtime.constants import ConstantStore, any_numbers_do
 from fmtprop.runtime.plan import Access
-from fmtprop.runtime.weights import Numbers, origin_of
+from fmtprop.runtime.weights import origin_of
 from fmtprop.targets.memory import nbytes_of, view
 
 #: bytes of weights that are packed between two returns of the originals' memory to the system
@@ -55,7 +56,7 @@ class Packing:
         self._values = {buffer: Value(one.node.name, i) for one in work for i, buffer in enumerate(one.results)}
         #: buffer -> its bytes
         self._flats: dict[int, torch.Tensor] = {}
-        self._numbers: dict[Value, Numbers | None] = {}
+        self._numbers = Identities(graph, store.forms.numbers, store.forms.computed)
         self._freed = 0
 
     def run(self) -> dict[int, torch.Tensor]:
@@ -77,7 +78,7 @@ class Packing:
         for buffer in sorted(self._wanted):
             value = self._values[buffer]
             origin, desc = origin_of(self._graph, value), self._graph.desc_of(value)
-            self._store.forms.note(origin, desc, self._flats[buffer], self._numbers_of(value))
+            self._store.forms.note(origin, desc, self._flats[buffer], self._numbers.of(value))
         return {buffer: self._flats[buffer] for buffer in sorted(self._wanted)}
 
     def _needed(self) -> list[Once]:
@@ -89,7 +90,7 @@ class Packing:
             values = [self._values[buffer] for buffer in one.results]
             known = [
                 self._store.forms.find(
-                    origin_of(self._graph, value), self._graph.desc_of(value), self._numbers_of(value)
+                    origin_of(self._graph, value), self._graph.desc_of(value), self._numbers.of(value)
                 )
                 for value in values
             ]
@@ -100,28 +101,6 @@ class Packing:
                 found.append(one)
                 needed |= {access.buffer for access in one.operands.values()}
         return found[::-1]
-
-    def _numbers_of(self, value: Value) -> Numbers | None:
-        """Return an identity of a constant value's numbers, in any format and data type."""
-        node = self._graph.node(value.node)
-        while node.op == "reorder":
-            value = self._graph.inputs(node.name)["src"]
-            node = self._graph.node(value.node)
-        if value not in self._numbers:
-            self._numbers[value] = self._identified(node, value)
-        return self._numbers[value]
-
-    def _identified(self, node: Node, value: Value) -> Numbers | None:
-        forms = self._store.forms
-        if node.op == "constant":
-            # a plan from a file has no constants: all forms are known
-            return forms.numbers(self._graph.constants.get(node.name))
-        operands = [(name, self._numbers_of(source)) for name, source in self._graph.inputs(node.name).items()]
-        if any(numbers is None for _, numbers in operands):
-            return None
-        tail = tuple((one.op, one.attrs, one.operand) for one in node.post_ops)
-        types = tuple((desc.dtype for desc in node.choice.operands.values()) if node.choice is not None else ())
-        return forms.computed((node.op, node.attrs, tail, node.exact, node.results, value.index, types, *operands))
 
     def _constant(self, one: Once) -> torch.Tensor:
         node, constants = one.node, self._graph.constants

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fmtprop.errors import PlanError
-from fmtprop.ir import Graph, Value
+from fmtprop.ir import Graph, TensorType, Value
 from fmtprop.ir.deferred import SMALL_NBYTES, Deferred
 from fmtprop.ir.tensors import Constant, data_type, row_major_bytes, torch_dtype
 from fmtprop.layout import MemoryDesc, unpack
@@ -107,6 +107,8 @@ class SharedForms:
 
     def numbers(self, data: Constant) -> Numbers | None:
         """Return the key of a graph's constant, None where its numbers are large and not made of a model's tensor."""
+        if isinstance(data, Deferred) and data.identity is not None:
+            return data.identity
         if isinstance(data, Deferred) and data.source is not None:
             source, function = data.source
             numbers = self.numbers(source)
@@ -172,6 +174,14 @@ class PackedForms:
         if found is None and self._shared is not None and numbers is not None:
             return self._shared.find(numbers, desc)
         return found
+
+    def packed(self, numbers: Numbers, desc: MemoryDesc) -> Deferred | None:
+        """Return numbers that a plan of any graph has in a format that can be read; None where none has them so."""
+        flat = self._shared.find(numbers, desc) if self._shared is not None and desc.kind == "blocked" else None
+        if flat is None:
+            return None
+        type_, strides = TensorType(desc.dims, desc.dtype), MemoryDesc(desc.dims, desc.dtype).strides
+        return Deferred(type_, strides, partial(dense, flat, desc), fresh=True, identity=numbers)
 
     def note(self, origin: Value, desc: MemoryDesc, flat: torch.Tensor, numbers: Numbers | None = None) -> None:
         """Take note of a constant in a format."""

@@ -13,6 +13,7 @@ from torch.export import Dim
 
 import fmtprop as fp
 from fmtprop.errors import ImportModelError, InputError, UnsupportedOpError
+from fmtprop.ir.tensors import materialise
 from fmtprop.runtime.constants import ConstantStore
 from tests.passes.only_filtered import only_filtered
 
@@ -178,6 +179,46 @@ def test_weights_are_packed_once_for_all_shapes(monkeypatch) -> None:
         plan = net.plan_for(torch.empty(count, 96)).plan
         assert {id(constant) for constant in plan.constants} <= kept
     assert names == []
+
+
+def test_a_later_shape_has_weights_as_they_are_packed() -> None:
+    model, rows = Rows().eval(), Dim("rows", min=2, max=64)
+    net = fp.compile(model, torch.randn(32, 96), deterministic=True, dynamic_shapes=({0: rows},))
+    x = torch.randn(31, 96)
+    later = net.plan_for(x)
+    assert later.plan.packed == ()
+    constants = [node for node in later.graph if node.op == "constant"]
+    names = [node.name.partition(".packed")[0] for node in constants]
+    assert sorted(names) == ["a.bias", "a.weight", "b.bias", "b.weight"]
+    assert all(node.choice.reason == "as another shape's plan has it" for node in constants)
+    torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-5)
+    constant = constants[names.index("b.weight")].name
+    read = materialise(later.compilation.with_constants().constants[constant], later.graph.node(constant).results[0])
+    torch.testing.assert_close(read.flatten().sort()[0], model.b.weight.flatten().sort()[0], rtol=0, atol=0)
+    threads = later.plan.threads + 1
+    assert later.compilation.plan_for(threads).threads == threads
+
+
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 48, 3, padding=1), nn.Conv2d(48, 48, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.a(x))
+        return x * torch.relu(self.b(x.mean((2, 3), keepdim=True)))
+
+
+def test_what_keeps_its_sizes_keeps_its_implementation() -> None:
+    model, sizes = Gate().eval(), {2: Dim("h", min=2, max=64), 3: Dim("w", min=2, max=64)}
+    net = fp.compile(model, torch.randn(1, 3, 24, 24), deterministic=True, dynamic_shapes=(sizes,))
+    first, x = net.plan_for(torch.empty(1, 3, 24, 24)), torch.randn(1, 3, 31, 20)
+    later = net.plan_for(x)
+    gate = next(step.node.name for step in first.plan.steps if step.node.results[0].dims == (1, 48, 1, 1))
+    assert later.graph.node(gate).choice.handle is not first.graph.node(gate).choice.handle  # it averages more numbers
+    gate = [step.node.name for step in first.plan.steps if step.node.results[0].dims == (1, 48, 1, 1)][1]
+    assert later.graph.node(gate).choice.handle is first.graph.node(gate).choice.handle
+    torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_a_filtered_kernel_is_transformed_once_for_all_shapes(monkeypatch) -> None:

@@ -18,14 +18,12 @@ from fmtprop.ir import Category, Choice, Graph, Node, TensorType, Value, opdef, 
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.assignment.formats import dense, describe, plain
+from fmtprop.passes.assignment.identities import HALVES
 from fmtprop.passes.assignment.policies import POLICIES, Policy, Question
 from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import unused_name
 from fmtprop.passes.precision.in_bytes import in_bytes, in_reals
 from fmtprop.passes.target import Candidate, Setting, can_be_read, free_results
-
-#: types of which all numbers are f32 numbers, too
-HALVES = frozenset({DataType.BF16, DataType.F16})
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,16 @@ from itertools import islice
 from math import inf
 
 from fmtprop.errors import FormatError, PassError
-from fmtprop.ir import Category, Choice, Graph, Node, Role, TensorType, Value, opdef, ports, result_names
+from fmtprop.ir import Attrs, Category, Choice, Graph, Grid, Node, Role, TensorType, Value, opdef, ports, result_names
+from fmtprop.ir.node import NO_GRIDS
 from fmtprop.layout import MemoryDesc
 from fmtprop.layout.parts import in_place_parts
 from fmtprop.ops.concat import Concat
 from fmtprop.passes.assignment.assign import AssignFormats, Assignment, Placed
 from fmtprop.passes.assignment.formats import like, unspecified
+from fmtprop.passes.assignment.identities import Forms, Identities, rounded
 from fmtprop.passes.base import Pass
+from fmtprop.passes.editing import unused_name
 from fmtprop.passes.target import Candidate, Costs, Request, Setting, free_request
 
 #: from the last of several nodes to one node that replaces them, its operands, and their names
@@ -48,6 +51,10 @@ class SameChoices(Pass):
     costs: Costs
     #: replacements of several nodes by one that an assignment may have chosen
     fusions: Sequence[Fusion] = ()
+    #: the packed constants of other plans: where a node may read its constants so, they are constants of this graph
+    forms: Forms | None = None
+    #: whether the other graph's implementations are for another number of threads
+    renews: bool = False
 
     def run(self, graph: Graph) -> Graph:
         """Return the formatted graph."""
@@ -62,7 +69,7 @@ class _Transfer(Assignment):
 
     def __init__(self, spec: SameChoices, graph: Graph) -> None:
         super().__init__(AssignFormats("propagate", spec.setting), graph)
-        self.costs, self.formatted = spec.costs, spec.formatted
+        self.costs, self.formatted, self.renews = spec.costs, spec.formatted, spec.renews
         #: node -> the node that computes it and others, its operands, and the nodes that it computes
         found = {node.name: fusion_for(graph, node, spec.formatted, spec.fusions) for node in graph.nodes()}
         self.fused = {name: fusion for name, fusion in found.items() if fusion is not None}
@@ -75,6 +82,12 @@ class _Transfer(Assignment):
             # what another process chose has no implementation here, but its identity
             if node.op == "reorder" and node.choice is not None and not isinstance(node.choice.handle, Mapping)
         }
+        self.forms = forms = spec.forms
+        self.numbers = None if forms is None else Identities(graph, forms.numbers, forms.computed)
+        #: constants, and what is made of them: they are placed where a node reads them, if they are not packed yet
+        self.fixed = frozenset() if forms is None else {node.name for node in graph.nodes()} - graph.dependents()
+        #: constant value, format, grid -> the constant that is packed so
+        self.packed: dict[object, Value | None] = {}
         #: node without its name, request, choice -> the answer to equal nodes
         self.known: dict[object, Candidate | None] = {}
         #: compute-intensive nodes, and those of them that chose for themselves
@@ -95,17 +108,14 @@ class _Transfer(Assignment):
     # ------------------------------------------------------------------ kinds of node
 
     def _visit(self, node: Node) -> None:
-        if node.name in self.waiting:
+        if node.name in self.waiting or node.name in self.fixed:
             return
         fusion = self.fused.get(node.name)
         if fusion is None:
             super()._visit(node)
             return
         one, inputs, covers = fusion
-        tensors = {name: self.tensors[value] for name, value in inputs.items()}
-        candidate = self._same(one, tensors)
-        if candidate is not None:
-            self._settle(one, tensors, candidate, "as for another shape")
+        if self._settled_alike(one, inputs):
             return
         for name in covers:
             super()._visit(self.source.node(name))
@@ -116,16 +126,80 @@ class _Transfer(Assignment):
         return (*wanted, *usual)
 
     def _visit_op(self, node: Node) -> None:
-        tensors = self._operands(node)
         is_compute = opdef(node.op).category is Category.COMPUTE
         self.compute += is_compute
-        candidate, reason = self._in_place(node, tensors) or self._same(node, tensors), "as for another shape"
-        if candidate is None:
-            self.local += is_compute
-            candidate, reason = self._local(node, tensors), "the other shape's way is impossible: cheapest by itself"
+        if self._settled_alike(node, self.source.inputs(node.name)):
+            return
+        self.local += is_compute
+        tensors = self._operands(node)
+        candidate, reason = self._local(node, tensors), "the other shape's way is impossible: cheapest by itself"
         if candidate is None:
             candidate, reason = self._decide(node, {name: tensor.desc for name, tensor in tensors.items()})
         self._settle(node, tensors, candidate, reason)
+
+    def _settled_alike(self, node: Node, inputs: Mapping[str, Value]) -> bool:
+        """Give a node the other graph's way, with constants as packed for it; return whether that is possible."""
+        for find in (self._with_packed, self._placed):
+            tensors = find(node, inputs)
+            if tensors is None:
+                continue
+            candidate = self._in_place(node, tensors) or self._same(node, tensors)
+            if candidate is not None:
+                self._settle(node, tensors, candidate, "as for another shape")
+                return True
+        return False
+
+    # ------------------------------------------------------------------ constants
+
+    def _operands(self, node: Node) -> dict[str, Placed]:
+        return self._placed(node, self.source.inputs(node.name))
+
+    def _placed(self, node: Node, inputs: Mapping[str, Value]) -> dict[str, Placed]:
+        """Return the tensors of a node's operands, with all that makes them of constants."""
+        for value in inputs.values():
+            if value not in self.tensors:
+                for one in self.source.nodes({value.node, *self.source.ancestors(value.node)}):
+                    if Value(one.name) not in self.tensors:
+                        super()._visit(one)
+        return {name: self.tensors[value] for name, value in inputs.items()}
+
+    def _with_packed(self, node: Node, inputs: Mapping[str, Value]) -> dict[str, Placed] | None:
+        """Return the tensors of operands, constants as the other graph's node reads them; None without any."""
+        advice = self._advice(node)
+        if advice is None:
+            return None
+        read = advice[1].operands
+        packed = {
+            name: self._packed(value, read[name], node.grids.get(name))
+            for name, value in inputs.items()
+            if value.node in self.fixed and name in read
+        }
+        known = {name: Placed(value, read[name]) for name, value in packed.items() if value is not None}
+        return (
+            {name: known.get(name) or self._placed(node, {name: inputs[name]})[name] for name in inputs}
+            if known
+            else None
+        )
+
+    def _packed(self, value: Value, desc: MemoryDesc, grid: Grid | None) -> Value | None:
+        """Return a constant value in a format that another plan has it in; None where none has it so."""
+        if self.forms is None or self.numbers is None:
+            return None
+        key = value, desc, grid
+        if key not in self.packed:
+            self.packed[key] = None
+            type_, numbers = self.source.type_of(value), self.numbers.of(value)
+            if numbers is None or type_.dims != desc.dims:
+                return None
+            data = self.forms.packed(rounded(numbers, type_.dtype, desc.dtype, grid), desc)
+            if data is not None:
+                name = unused_name(f"{value.node}.packed", self.out, self.source)
+                node = Node(name, "constant", Attrs(), (data.type_,), origin=self.source.node(value.node).origin)
+                node = node.with_(grids=NO_GRIDS if grid is None else {"dst": grid})
+                choice = Choice("boundary", "constant", {}, "as another shape's plan has it")
+                (self.packed[key],) = self.out.add(node.with_(descs=(desc,), choice=choice), {})
+                self.out.constants[name] = data
+        return self.packed[key]
 
     def _settle(self, node: Node, tensors: Mapping[str, Placed], candidate: Candidate, reason: str) -> None:
         candidate = self._at_their_places(candidate, tensors)
@@ -170,12 +244,22 @@ class _Transfer(Assignment):
         if len(wanted) < len(results):
             return None
         present = {name: tensor.desc for name, tensor in tensors.items()}
+        if self._is_equal(node, other, present, wanted):
+            return Candidate(choice.target, choice.impl, choice.operands, wanted, handle=choice.handle)
         moved = {name: _moved(choice.operands[name], desc.dims) or desc for name, desc in present.items()}
         for given in ({**present, **self._wanted(node, tensors)}, moved):
             found = self._asked_once(node, choice, given, wanted)
             if found is not None:
                 return found
         return None
+
+    def _is_equal(self, node: Node, other: Node, present: Request, wanted: tuple[MemoryDesc, ...]) -> bool:
+        """Return whether nothing of a node differs from the other graph's, so that its implementation is right here."""
+        handle = None if other.choice is None else other.choice.handle
+        if handle is None or isinstance(handle, Mapping) or (self.renews and getattr(handle, "is_for_threads", False)):
+            return False
+        mine = (node.attrs, node.post_ops, node.exact, node.grids, present, wanted)
+        return mine == (other.attrs, other.post_ops, other.exact, other.grids, other.choice.operands, other.descs)
 
     def _asked_once(
         self, node: Node, choice: Choice, given: Request, wanted: tuple[MemoryDesc, ...]
@@ -194,9 +278,10 @@ class _Transfer(Assignment):
             one.name: unspecified(given[one.name]) for one in ports(node, given) if one.role is Role.PARAMETER
         }
         free = {name: unspecified(desc) for name, desc in written.items()}
-        # some implementations take only the formats of results, or of weights, that they choose themselves
+        # some implementations take only the formats of results, of weights, or of all that they choose themselves
         given_parameters = (written, free) if parameters else ()
-        for asked in ({**parameters, **written}, {**parameters, **free}, *given_parameters):
+        chosen = {name: unspecified(desc) for name, desc in given.items()} | free
+        for asked in ({**parameters, **written}, {**parameters, **free}, *given_parameters, chosen):
             for candidate in target.named(node, {**given, **asked}, choice):
                 # a target's format never includes the beginning of a slice
                 reads = all(candidate.operands[name] in (desc, desc.at_start()) for name, desc in given.items())

@@ -7,7 +7,7 @@ graph has there, through changes of format that lose nothing else.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -16,18 +16,16 @@ import torch
 from fmtprop.errors import FormatError, PassError
 from fmtprop.ir import Graph, Node, Value, result_names
 from fmtprop.ir.tensors import row_major_bytes
-from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.layout import MemoryDesc
 from fmtprop.ops.reorder import Reorder
-from fmtprop.passes.assignment.assign import HALVES, as_stored, desc_of_constant
+from fmtprop.passes.assignment.assign import as_stored, desc_of_constant
 from fmtprop.passes.assignment.formats import plain
+from fmtprop.passes.assignment.identities import Identities, rounded
 from fmtprop.passes.assignment.same_choices import Fusion, fusion_for, kind_of
 from fmtprop.passes.base import Pass
 
 #: most elements of a constant that is known by its numbers: parts of equal nodes share matrices of filtering
 _SMALL = 4096
-
-#: what the numbers of a value are: a value of the new graph, or what computes them of small constants; and roundings
-_Numbers = tuple[object, tuple[DataType, ...]]
 
 
 @dataclass(frozen=True)
@@ -57,9 +55,9 @@ class _Repeating:
     def __init__(self, spec: SameGraph, graph: Graph) -> None:
         self.spec, self.graph, self.formatted = spec, graph, spec.formatted
         self.out = Graph(graph.name, graph.structure)
-        #: numbers of the values of the normal graph, and of those of the new one
+        #: what the numbers of a value are: a value of the normal graph, or what computes them of small constants
         self.wanted = _numbers_of(graph)
-        self.made: dict[Value, _Numbers] = {}
+        self.made: dict[Value, Hashable] = {}
         #: node of the other graph -> its name in this one, if that is the name of a copy there
         self.names: dict[str, str] = {}
         #: change of format in the other graph -> nodes that read its result at last, and their operands
@@ -118,7 +116,7 @@ class _Repeating:
             node = node.with_(grids={})  # the copy has them
         name = self.names.get(other.name, other.name)
         for value in self.out.add(node, inputs):
-            self.made[value] = self.wanted.get(Value(name, value.index), (value, ()))
+            self.made[value] = self.wanted.get(Value(name, value.index), value)
 
     def _check_boundary(self, node: Node, other: Node) -> None:
         if not node.is_boundary:
@@ -157,7 +155,7 @@ class _Repeating:
         are_reals = have.dtype.is_floating and wanted.dtype.is_floating
         numbers = self.made[source]
         keeps = is_exact and not are_reals
-        self.made[Value(other.name)] = numbers if keeps else _rounded(numbers, have.dtype, wanted.dtype)
+        self.made[Value(other.name)] = numbers if keeps else rounded(numbers, have.dtype, wanted.dtype)
 
     def _refuse(self, why: str) -> NoReturn:
         raise PassError(f"pass {self.spec.name}: {why}: the formatted graph is of another graph")
@@ -169,39 +167,23 @@ def _is_run(other: Node) -> bool:
     return choice is not None and (choice.target in ("boundary", "view") or choice.handle is not None)
 
 
-def _numbers_of(graph: Graph) -> dict[Value, _Numbers]:
+def _numbers_of(graph: Graph) -> dict[Value, Hashable]:
     """Return what the numbers of each value are, so that equal ones of two graphs are found."""
-    found: dict[Value, _Numbers] = {}
-    #: values that small constants decide
-    fixed: dict[Value, object] = {}
+    found: dict[Value, Hashable] = {}
+    fixed = Identities(graph, _small)
     for node in graph.nodes():
-        inputs = graph.inputs(node.name)
         if node.op == "reorder":
-            source = inputs["src"]
-            found[Value(node.name)] = _rounded(found[source], graph.type_of(source).dtype, node.results[0].dtype)
+            source = graph.inputs(node.name)["src"]
+            found[Value(node.name)] = rounded(found[source], graph.type_of(source).dtype, node.results[0].dtype)
             continue
-        known: object = None
-        if node.op == "constant":
-            known = _small(graph.constants[node.name])
-        elif inputs and not node.is_boundary and all(value in fixed for value in inputs.values()):
-            known = node.op, node.attrs, node.post_ops, tuple((name, fixed[value]) for name, value in inputs.items())
         for index in range(len(node.results)):
             value = Value(node.name, index)
-            if known is not None:
-                fixed[value] = (known, index)
-            found[value] = (value if known is None else (known, index)), ()
+            found[value] = fixed.of(value) or value
     return found
 
 
-def _small(data: Any) -> object:
+def _small(data: Any) -> Hashable | None:
     """Return the numbers of a constant of few that is at hand; None for others."""
     if not isinstance(data, torch.Tensor) or data.numel() > _SMALL:
         return None
     return tuple(data.shape), data.dtype, row_major_bytes(data).numpy().tobytes()
-
-
-def _rounded(numbers: _Numbers, have: DataType, wanted: DataType) -> _Numbers:
-    value, roundings = numbers
-    if wanted is have or (wanted is DataType.F32 and have in HALVES) or roundings[-1:] == (wanted,):
-        return numbers
-    return value, (*roundings, wanted)
