@@ -341,11 +341,9 @@ def like_another_shape(
     `other`: the plan of another shape of the model. `costs`: costs of nodes that cannot run as for the other shape, and
     for reports. `forms`: the packed constants of the model's plans.
     """
-    fusions = tuple(fusion.rewrite for fusion in FUSIONS)
+    fusions, renews = tuple(fusion.rewrite for fusion in FUSIONS), other.threads != threads_here()
     try:
-        graph = SameChoices(other.graph, setting, costs, fusions, forms, other.threads != threads_here()).run(
-            _prepared(normal, other)
-        )
+        graph = SameChoices(other.graph, setting, costs, fusions, forms, renews).run(_prepared(normal, other))
     except PassError as error:
         _LOG.info("model %s is planned anew: %s", normal.name, error)
         return None

@@ -19,6 +19,7 @@ from fmtprop.ir import Graph, TensorType, Value
 from fmtprop.ir.deferred import SMALL_NBYTES, Deferred
 from fmtprop.ir.tensors import Constant, data_type, row_major_bytes, torch_dtype
 from fmtprop.layout import MemoryDesc, unpack
+from fmtprop.layout.geometry import dense_strides
 from fmtprop.system.locks import ProcessLock
 from fmtprop.targets.memory import ALIGNMENT_NBYTES
 
@@ -180,7 +181,7 @@ class PackedForms:
         flat = self._shared.find(numbers, desc) if self._shared is not None and desc.kind == "blocked" else None
         if flat is None:
             return None
-        type_, strides = TensorType(desc.dims, desc.dtype), MemoryDesc(desc.dims, desc.dtype).strides
+        type_, strides = TensorType(desc.dims, desc.dtype), dense_strides(desc.dims, range(desc.ndim))
         return Deferred(type_, strides, partial(dense, flat, desc), fresh=True, identity=numbers)
 
     def note(self, origin: Value, desc: MemoryDesc, flat: torch.Tensor, numbers: Numbers | None = None) -> None:

@@ -32,6 +32,9 @@ Fusion = Callable[[Graph, Node], "tuple[Node, dict[str, Value], tuple[str, ...]]
 #: implementations of a request that a local choice compares: the library's first ones are its fastest
 _COMPARED = 3
 
+#: of a constant that is packed already
+_PACKED = Choice("boundary", "constant", {}, "as another shape's plan has it")
+
 #: share of the compute-intensive nodes that may choose for themselves; beyond it, the whole graph is solved anew
 _MOST_LOCAL = 0.5
 
@@ -87,7 +90,9 @@ class _Transfer(Assignment):
         #: constants, and what is made of them: they are placed where a node reads them, if they are not packed yet
         self.fixed = frozenset() if forms is None else {node.name for node in graph.nodes()} - graph.dependents()
         #: constant value, format, grid -> the constant that is packed so
-        self.packed: dict[object, Value | None] = {}
+        self.packed: dict[object, Placed | None] = {}
+        #: the node that was asked about last, and the other graph's node with its choice
+        self.advised: tuple[Node | None, tuple[Node, Choice] | None] = None, None
         #: node without its name, request, choice -> the answer to equal nodes
         self.known: dict[object, Candidate | None] = {}
         #: compute-intensive nodes, and those of them that chose for themselves
@@ -169,37 +174,36 @@ class _Transfer(Assignment):
         if advice is None:
             return None
         read = advice[1].operands
-        packed = {
-            name: self._packed(value, read[name], node.grids.get(name))
-            for name, value in inputs.items()
-            if value.node in self.fixed and name in read
-        }
-        known = {name: Placed(value, read[name]) for name, value in packed.items() if value is not None}
-        return (
-            {name: known.get(name) or self._placed(node, {name: inputs[name]})[name] for name in inputs}
-            if known
-            else None
-        )
-
-    def _packed(self, value: Value, desc: MemoryDesc, grid: Grid | None) -> Value | None:
-        """Return a constant value in a format that another plan has it in; None where none has it so."""
-        if self.forms is None or self.numbers is None:
+        known = {}
+        for name, value in inputs.items():
+            if value.node in self.fixed and name in read:
+                packed = self._packed(value, read[name], node.grids.get(name))
+                if packed is not None:
+                    known[name] = packed
+        if not known:
             return None
+        others = self._placed(node, {name: value for name, value in inputs.items() if name not in known})
+        return {name: known.get(name) or others[name] for name in inputs}
+
+    def _packed(self, value: Value, desc: MemoryDesc, grid: Grid | None) -> Placed | None:
+        """Return a constant value in a format that another plan has it in; None where none has it so."""
         key = value, desc, grid
         if key not in self.packed:
-            self.packed[key] = None
-            type_, numbers = self.source.type_of(value), self.numbers.of(value)
-            if numbers is None or type_.dims != desc.dims:
-                return None
-            data = self.forms.packed(rounded(numbers, type_.dtype, desc.dtype, grid), desc)
-            if data is not None:
-                name = unused_name(f"{value.node}.packed", self.out, self.source)
-                node = Node(name, "constant", Attrs(), (data.type_,), origin=self.source.node(value.node).origin)
-                node = node.with_(grids=NO_GRIDS if grid is None else {"dst": grid})
-                choice = Choice("boundary", "constant", {}, "as another shape's plan has it")
-                (self.packed[key],) = self.out.add(node.with_(descs=(desc,), choice=choice), {})
-                self.out.constants[name] = data
+            self.packed[key] = self._packed_once(value, desc, grid)
         return self.packed[key]
+
+    def _packed_once(self, value: Value, desc: MemoryDesc, grid: Grid | None) -> Placed | None:
+        type_, numbers = self.source.type_of(value), self.numbers and self.numbers.of(value)
+        if numbers is None or self.forms is None or type_.dims != desc.dims:
+            return None
+        data = self.forms.packed(rounded(numbers, type_.dtype, desc.dtype, grid), desc)
+        if data is None:
+            return None
+        name, origin = unused_name(f"{value.node}.packed", self.out, self.source), self.source.node(value.node).origin
+        grids = NO_GRIDS if grid is None else {"dst": grid}
+        node = Node(name, "constant", Attrs(), (data.type_,), (), (desc,), _PACKED, origin, grids=grids)
+        self.out.constants[name] = data
+        return Placed(self.out.add(node, {})[0], desc)
 
     def _settle(self, node: Node, tensors: Mapping[str, Placed], candidate: Candidate, reason: str) -> None:
         candidate = self._at_their_places(candidate, tensors)
@@ -211,6 +215,11 @@ class _Transfer(Assignment):
 
     def _advice(self, node: Node) -> tuple[Node, Choice] | None:
         """Return the other graph's node of this name, with its choice; None where it has none of this kind."""
+        if self.advised[0] is not node:
+            self.advised = node, self._advice_for(node)
+        return self.advised[1]
+
+    def _advice_for(self, node: Node) -> tuple[Node, Choice] | None:
         if node.name not in self.formatted:
             return None
         other = self.formatted.node(node.name)

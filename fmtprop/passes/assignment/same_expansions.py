@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
+from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.passes.variants.expand import ExpandingPass
@@ -29,14 +30,18 @@ def expand_alike(graph: Graph, formatted: Graph, rewrites: Iterable[ExpandingPas
         return graph
     forms = list(dict.fromkeys(form for rewrite in rewrites for form in rewrite.forms()))
     varying = formatted.dependents([node.name for node in formatted.input_nodes])
-    expanded = {}
+    expanded: dict[str, Graph] = {}
+    #: rewrite, node without its name -> the first such node
+    alike: dict[object, str] = {}
     for name, parts in owners.items():
         known = _products([*parts, formatted.node(name)], formatted, varying)
         for form in forms:
             if known and form.applies(graph, graph.node(name)):
-                tried = _expanded(graph, name, form)
+                first = alike.get((form, _nameless(graph, name))) if form.is_by_types else None
+                tried = _expanded(graph, name, form) if first is None else _renamed(expanded[first], graph, first, name)
                 if _products(tried.nodes(), tried, varying) == known:
                     expanded[name] = tried
+                    alike.setdefault((form, _nameless(graph, name)), name)
                     forms.sort(key=lambda one: one is not form)  # most nodes have the same
                     break
     return _with(graph, expanded) if expanded else graph
@@ -53,6 +58,38 @@ def _expanded(graph: Graph, name: str, rewrite: ExpandingPass) -> Graph:
         if value.node not in out:
             out.add(graph.node(value.node), {})
     rewrite.replace(graph, out, graph.node(name))
+    return out
+
+
+def _nameless(graph: Graph, name: str) -> object:
+    """Return a node without its name, and what an expansion may know of its operands."""
+    node, inputs = graph.node(name), graph.inputs(name)
+    places = {value: place for place, value in enumerate(inputs.values())}
+    operands = [(key, graph.type_of(v), graph.node(v.node).op == "constant", places[v]) for key, v in inputs.items()]
+    tail = tuple((one.op, one.attrs, *one.operands) for one in node.post_ops)
+    return node.op, node.attrs, tail, node.exact, frozenset(node.grids.items()), node.results, tuple(operands)
+
+
+def _renamed(expanded: Graph, graph: Graph, first: str, name: str) -> Graph:
+    """Return the nodes for one, as another node's that is the same but for names."""
+    out, node = Graph(graph.name, graph.structure), graph.node(name)
+    before, now = graph.inputs(first), graph.inputs(name)
+    values = {value: now[key] for key, value in before.items()}
+    origins = {one.origin: other.origin for one, other in zip(graph.node(first).post_ops, node.post_ops, strict=True)}
+    for value in now.values():
+        if value.node not in out:
+            out.add(graph.node(value.node), {})
+    producers = {value.node for value in values}
+    for one in expanded.nodes():
+        if one.name in producers:
+            continue
+        tail = tuple(replace(post_op, origin=origins[post_op.origin]) for post_op in one.post_ops)
+        new = one.with_(name=name + one.name.removeprefix(first), origin=node.origin, post_ops=tail)
+        inputs = {key: values[value] for key, value in expanded.inputs(one.name).items()}
+        for index, value in enumerate(out.add(new.agreeing_with(one.agreed), inputs)):
+            values[Value(one.name, index)] = value
+        if one.op == "constant":
+            out.constants[new.name] = expanded.constants[one.name]
     return out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
@@ -64,6 +65,9 @@ class ExpandingPass(Pass):
     Normal graph to normal graph; a graph without such nodes is returned unchanged. The last node of a replacement has
     the replaced node's name. The gain depends on the machine, so a policy must compare costs.
     """
+
+    #: whether a replacement depends on a node and the types of its operands alone, but for names
+    is_by_types: ClassVar[bool] = False
 
     #: nodes to rewrite. Default: all eligible ones.
     names: Collection[str] | None = None

@@ -21,6 +21,7 @@ from fractions import Fraction
 from functools import cache, cached_property
 from itertools import pairwise
 from math import prod, sqrt
+from typing import ClassVar
 
 import torch
 
@@ -124,6 +125,8 @@ class Winograd(ExpandingPass):
     Rounding errors grow by :attr:`Tile.growth`; an infinity in the source spreads, as infinity or NaN, over the rows
     of its tile.
     """
+
+    is_by_types: ClassVar[bool] = True
 
     #: rows of the result in a tile; default: those with the fewest products
     rows: int | None = None
