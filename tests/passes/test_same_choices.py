@@ -10,12 +10,16 @@ import fmtprop as fp
 from fmtprop.capture import from_torch
 from fmtprop.compiling.stages import normalise
 from fmtprop.errors import PassError
+from fmtprop.ir.tensors import materialise
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.assignment.same_choices import SameChoices
+from fmtprop.passes.assignment.same_expansions import expand_alike
+from fmtprop.passes.variants.winograd import Winograd
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.targets.registry import setting_for
 from fmtprop.tuning import costs_for
+from tests.passes.only_filtered import only_filtered
 
 
 class Net(nn.Module):
@@ -99,3 +103,34 @@ def test_later_shapes_of_any_size_have_right_results(winograd):
         x = torch.randn(batch, 3, 16, width)
         torch.testing.assert_close(net(x), model(x), rtol=1e-3, atol=1e-4)
         assert net.plan_for(x).compilation.is_like_another_shape, (batch, width)
+
+
+class Twice(nn.Module):
+    """Two convolutions that are the same but for names and numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x).relu()).relu()
+
+
+def test_equal_nodes_are_expanded_once(monkeypatch):
+    only_filtered(monkeypatch)
+    model = Twice().eval()
+    formatted = fp.compile(model, torch.randn(1, 32, 24, 24), deterministic=True).compilation.formatted
+    normal, _ = normalise(from_torch(model, torch.randn(1, 32, 21, 33)))
+    expand, names = Winograd.replace, []
+    monkeypatch.setattr(Winograd, "replace", lambda self, *given: (names.append(given[-1].name), expand(self, *given)))
+    shared = expand_alike(normal, formatted, [Winograd()])
+    assert set(names) == {"conv_1"}
+    monkeypatch.setattr(Winograd, "is_by_types", False)
+    alone = expand_alike(normal, formatted, [Winograd()])
+    assert set(names) == {"conv_1", "conv_2"}
+    for one, other in zip(shared.nodes(), alone.nodes(), strict=True):
+        assert (one, shared.inputs(one.name)) == (other, alone.inputs(other.name))
+        if one.op == "constant":
+            assert torch.equal(*(materialise(graph.constants[one.name], one.results[0]) for graph in (shared, alone)))
+    verify(shared, Stage.NORMAL)

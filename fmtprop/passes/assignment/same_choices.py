@@ -253,7 +253,7 @@ class _Transfer(Assignment):
         if len(wanted) < len(results):
             return None
         present = {name: tensor.desc for name, tensor in tensors.items()}
-        if self._is_equal(node, other, present, wanted):
+        if self._is_equal(node, other, choice, present) and wanted == other.descs:
             return Candidate(choice.target, choice.impl, choice.operands, wanted, handle=choice.handle)
         moved = {name: _moved(choice.operands[name], desc.dims) or desc for name, desc in present.items()}
         for given in ({**present, **self._wanted(node, tensors)}, moved):
@@ -262,13 +262,13 @@ class _Transfer(Assignment):
                 return found
         return None
 
-    def _is_equal(self, node: Node, other: Node, present: Request, wanted: tuple[MemoryDesc, ...]) -> bool:
-        """Return whether nothing of a node differs from the other graph's, so that its implementation is right here."""
-        handle = None if other.choice is None else other.choice.handle
+    def _is_equal(self, node: Node, other: Node, choice: Choice, present: Request) -> bool:
+        """Return whether a node does what the other graph's does, in its formats, whose implementation can run here."""
+        handle = choice.handle
         if handle is None or isinstance(handle, Mapping) or (self.renews and getattr(handle, "is_for_threads", False)):
             return False
-        mine = (node.attrs, node.post_ops, node.exact, node.grids, present, wanted)
-        return mine == (other.attrs, other.post_ops, other.exact, other.grids, other.choice.operands, other.descs)
+        mine = (node.attrs, node.post_ops, node.exact, node.grids, present)
+        return mine == (other.attrs, other.post_ops, other.exact, other.grids, choice.operands)
 
     def _asked_once(
         self, node: Node, choice: Choice, given: Request, wanted: tuple[MemoryDesc, ...]
