@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.table import Table
 
 from fmtprop.report.text import render
+from fmtprop.system.printable import counted
 
 if TYPE_CHECKING:
     from fmtprop.bench.interleave import Benchmark, Quartiles
@@ -27,7 +28,8 @@ def _environment(benchmark: Benchmark) -> str:
     environment = benchmark.environment
     isa = environment.isa[-1] if environment.isa else "unknown instruction set"
     versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
-    return f"{environment.cpu}, {isa}, {environment.threads} threads of {environment.cpus} CPUs; {versions}"
+    threads, cpus = counted(environment.threads, "thread"), counted(environment.cpus, "CPU")
+    return f"{environment.cpu}, {isa}, {threads} of {cpus}; {versions}"
 
 
 def _cell(figures: Quartiles | None) -> str:

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -117,10 +118,15 @@ def _reason(model: str) -> str:
 
 
 def _call(place: str, name: str, model: str) -> Any:
-    factory: Any = _module_at(place)
+    try:
+        factory: Any = _module_at(place)
+    except SyntaxError as error:
+        raise ImportModelError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
     for part in name.split("."):
         if not hasattr(factory, part):
-            raise ImportModelError(f"{model}: {place} has no {name}")
+            near = get_close_matches(part, [one for one in dir(factory) if not one.startswith("_")])
+            also = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise ImportModelError(f"{model}: {place} has no {name}{also}")
         factory = getattr(factory, part)
     if isinstance(factory, nn.Module):
         raise ImportModelError(f"{model} is a module: name a function that makes it, since several are needed")

@@ -83,6 +83,10 @@ def load(path: object, *, shapes: Mapping[str, Sequence[int]] | None = None, def
             f"{file}: holds weights (or a pickle), not a program. Build the module, load the weights into it and call "
             "fmtprop.from_torch(module, example_inputs)"
         )
+    if kind == ".py":
+        raise ImportModelError(f"{file} is a program: name a function in it that returns a module, as {file}:function")
+    if kind == ".fmtplan":
+        raise ImportModelError(f"{file} is no plan file, or is damaged; `fmtprop compile MODEL -o {file}` writes one")
     raise ImportModelError(f"{file}: unknown kind of file {kind!r}; known: {_KINDS}")
 
 
@@ -140,7 +144,7 @@ def _builtin(name: str) -> Path:
     try:
         return builtin_path(name)
     except GraphError as error:
-        raise ImportModelError(f"{error} (a file has an extension: {_KINDS})") from error
+        raise ImportModelError(f"{error}; a file's name ends in .json, .pt2 or .onnx") from error
 
 
 def _check_file(file: Path) -> None:

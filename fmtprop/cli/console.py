@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
-from fmtprop.errors import FmtpropError
+from fmtprop.errors import FmtpropError, OptionError
 from fmtprop.system.files import replacing
 from fmtprop.system.printable import printable
 
@@ -130,14 +130,17 @@ def finish(result: Comparison | Benchmark, destination: Path | None) -> None:
 
 @contextmanager
 def failing(code: int) -> Iterator[None]:
-    """End the program with an exit code if fmtprop raises an error: print one line, or a traceback on request."""
+    """End the program with an exit code if fmtprop raises an error: print one line, or a traceback on request.
+
+    A wrong option is a wrong option wherever it is noticed: a pin, after the model is imported.
+    """
     try:
         yield
     except FmtpropError as error:
         if TRACEBACK.get():
             traceback.print_exception(error)
         complain(str(error))
-        raise SystemExit(code) from None
+        raise SystemExit(USAGE if isinstance(error, OptionError) else code) from None
 
 
 @contextmanager

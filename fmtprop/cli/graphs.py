@@ -16,6 +16,7 @@ from fmtprop.system.printable import aligned
 
 #: forms of a printed graph
 _FORMS = ("text", "dot", "json")
+_FILES = (".svg", ".onnx", ".json")
 
 
 def show(
@@ -62,6 +63,8 @@ def show(
         for option, value, known in (("format", form, _FORMS), ("stage", stage, STAGES)):
             if value not in known:
                 raise FmtpropError(f"--{option} must be one of {', '.join(known)}; got {value!r}")
+        if output is not None and output.suffix.lower() not in _FILES:
+            raise FmtpropError(f"{output}: a graph is saved as {', '.join(_FILES)}, not as {output.suffix!r}")
         options = Options(policy=policy, dtype=dtype, target=target)
         graph = graph_of(model, inputs, shape)
     shots = snapshots(graph, stage, policy=options.policy, dtype=options.dtype, target=options.target, passes=passes)

@@ -65,7 +65,8 @@ def verbose(
         else:
             with closing(pieces(words[0])) as found:
                 ledger.read(found)
-    emit(json.dumps(ledger.to_dict(), indent=1) if as_json else ledger.to_text())
+    if as_json or ledger.primitives.count:
+        emit(json.dumps(ledger.to_dict(), indent=1) if as_json else ledger.to_text())
     if not ledger.primitives.count:
         note(_NONE_RAN if runs else _NONE_LOGGED)
     if code or not ledger.primitives.count:

@@ -110,7 +110,10 @@ class Options:
     stage: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", _short_name(self.dtype))
+        given = self.dtype
+        object.__setattr__(self, "dtype", _short_name(given))
+        if self.dtype not in _KNOWN["dtype"]:
+            raise _wrong("dtype", f"be one of {', '.join(map(repr, _KNOWN['dtype']))}", given)
         for name, values in {**_KNOWN, "target": target_names()}.items():
             _check_known(name, getattr(self, name), values)
         if not isinstance(self.tune, Tune):

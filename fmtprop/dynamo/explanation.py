@@ -13,6 +13,7 @@ from fmtprop.dynamo.backend import options_of, regions_by
 from fmtprop.dynamo.pytorch import config
 from fmtprop.dynamo.pytorch import explain as explain_breaks
 from fmtprop.dynamo.region import Ready, Region
+from fmtprop.system.printable import counted
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Explanation:
     breaks: tuple[str, ...]
 
     def __str__(self) -> str:
-        lines = [f"{_counted(len(self.regions), 'graph')}, {_counted(len(self.breaks), 'graph break')}"]
+        lines = [f"{counted(len(self.regions), 'graph')}, {counted(len(self.breaks), 'graph break')}"]
         for number, (module, outcome) in enumerate(self.regions):
             calls = sum(node.op == "call_function" for node in module.graph.nodes)
             who = "fmtprop" if outcome.net is not None else "PyTorch"
@@ -71,13 +72,9 @@ def explain(model: Any, *args: Any, options: dict[str, Any] | None = None, **kwa
     return Explanation(found, tuple(str(one.reason) for one in breaks))
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def _steps(outcome: Ready) -> list[tuple[str, int]]:
     if outcome.net is None:
         return []
     choices = ((node.op, node.choice) for node in outcome.net.graph.nodes())
-    counted = Counter(f"{op}, {choice.target} {choice.impl}" for op, choice in choices if choice is not None)
-    return [(where, count) for where, count in counted.most_common() if "view" not in where]
+    found = Counter(f"{op}, {choice.target} {choice.impl}" for op, choice in choices if choice is not None)
+    return [(where, count) for where, count in found.most_common() if "view" not in where]

@@ -28,6 +28,7 @@ from fmtprop.report.sketch import (
     op_with_tail,
 )
 from fmtprop.runtime.plan import Plan, Step
+from fmtprop.system.printable import counted
 from fmtprop.system.timing import Stopwatch
 from fmtprop.targets import ReferenceTarget
 
@@ -246,9 +247,8 @@ class Report:
         for row in self.fallbacks:
             seconds[row.op] += row.seconds  # type: ignore[assignment]
         slowest = ", ".join(op for op, _ in seconds.most_common(_NAMED_OPS))
-        some, they = (
-            ("1 step", "it takes") if len(self.fallbacks) == 1 else (f"{len(self.fallbacks)} steps", "they take")
-        )
+        some = counted(len(self.fallbacks), "step")
+        they = "it takes" if len(self.fallbacks) == 1 else "they take"
         other = "" if self.policy == "optimal" else "; policy='optimal' may find formats that have such code"
         return (
             f"{self.fallback_share:.0%} of the run is in {some} without optimized code ({slowest}): {they} as long as "

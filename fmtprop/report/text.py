@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from fmtprop.report.ledger import PARTS, RUN, totals
-from fmtprop.system.printable import printable
+from fmtprop.system.printable import counted, printable
 
 if TYPE_CHECKING:
     from fmtprop.report.comparison import Comparison
@@ -128,8 +128,7 @@ def certificate_text(report: Report) -> str:
 
 def _machine(report: Report) -> str:
     m = report.machine
-    threads = "1 thread" if m["threads"] == "1" else f"{m['threads']} threads"
-    return f"{m['cpu']}, {m['isa']}, {threads}; oneDNN {m['onednn']}, torch {m['torch']}"
+    return f"{m['cpu']}, {m['isa']}, {counted(int(m['threads']), 'thread')}; oneDNN {m['onednn']}, torch {m['torch']}"
 
 
 def _headline(report: Report) -> str:

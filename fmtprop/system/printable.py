@@ -30,6 +30,15 @@ def printable_lines(text: str, most: int) -> str:
     return "\n".join(map(printable, shortened(text, most).split("\n")))
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "thread"), counted(2, "thread")
+    ('1 thread', '2 threads')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def first_line(error: BaseException) -> str:
     r"""Return the first line of an error's message, or its class where it has none.
 

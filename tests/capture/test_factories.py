@@ -83,7 +83,9 @@ def test_a_program_that_was_exported_in_train_mode(tmp_path):
         ("net.pt2", [], "net.pt2 does not exist"),
         ("of_mine.other:alone", [], "there is no module 'of_mine.other'"),
         ("missing.py:alone", [], "missing.py is no file"),
-        ("file.py:other", [], "file.py:other: file.py has no other"),
+        ("file.py:other", [], "file.py:other: file.py has no other$"),
+        ("file.py:froze", [], r"file.py has no froze; did you mean frozen\?"),
+        ("torch.nn:Linaer", [], r"torch.nn has no Linaer; did you mean Linear or "),
         ("file.py:alone", [], r"without example inputs: give --input with a shape such as 8x3x224x224"),
         ("file.py:with_inputs", [(3, 4)], "has example inputs of its own: leave out --input"),
         ("file.py:frozen", [], "Linear has no parameter that requires gradients"),
@@ -97,6 +99,12 @@ def test_a_program_that_was_exported_in_train_mode(tmp_path):
 def test_what_cannot_train(models, model, shapes, message):
     with pytest.raises(ImportModelError, match=message):
         trainable(model, shapes)
+
+
+def test_a_file_with_an_error_of_syntax(models):
+    (models / "file.py").write_text("x = 1\ndef broken(:\n")
+    with pytest.raises(ImportModelError, match=r"file\.py, line 2: invalid syntax"):
+        trainable("file.py:broken")
 
 
 def test_an_exported_program_with_keyword_arguments(tmp_path):

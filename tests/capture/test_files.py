@@ -71,6 +71,8 @@ def test_builtin_graph_by_name(net, tmp_path, monkeypatch):
         ("model.onnx", b"x", "model.onnx is no ONNX model, or is damaged"),
         ("model.pth", b"x", r"holds weights \(or a pickle\), not a program"),
         ("model.safetensors", b"x", "holds weights"),
+        ("model.py", b"x", r"model\.py is a program: name a function in it .* as .*model\.py:function$"),
+        ("model.fmtplan", b"x", "is no plan file, or is damaged; `fmtprop compile MODEL -o "),
         ("model.txt", b"x", "unknown kind of file '.txt'; known: .json"),
         ("model", b"x", "unknown kind of file ''"),
         ("model.pt2", b"not a zip", "is not a .pt2 archive"),

@@ -60,6 +60,8 @@ def test_empty_file(refused, tmp_path, name):
         ("model.txt", "unknown kind of file '.txt'; known: .json"),
         ("model.onnx", "model.onnx is no ONNX model, or is damaged"),
         ("model.pth", "holds weights (or a pickle), not a program"),
+        ("model.py", "model.py is a program: name a function in it that returns a module, as "),
+        ("model.fmtplan", "model.fmtplan is no plan file, or is damaged; `fmtprop compile MODEL -o "),
     ],
 )
 def test_wrong_extension(refused, tmp_path, name, message):
@@ -105,6 +107,11 @@ def test_hostile_archive_is_refused_unopened(refused, tmp_path):
             "The 'policy' parameter of compile must be one of 'optimal', 'propagate', 'naive', 'plain'. Got 'fast'",
         ),
         ("--dtype", "f64", "The 'dtype' parameter of compile must be one of 'f32', 'bf16', 'f16'. Got 'f64' instead."),
+        (
+            "--dtype",
+            "int8",
+            "The 'dtype' parameter of compile must be one of 'f32', 'bf16', 'f16'. Got 'int8' instead.",
+        ),
         ("--verify", "maybe", "The 'verify' parameter of compile must be one of 'off', 'on', 'full'."),
         ("--special-values", "nan", "The 'special_values' parameter of compile must be one of 'fast', 'kept'"),
     ],
@@ -119,6 +126,13 @@ def test_unknown_option_value(refused, option, value, message):
 )
 def test_unknown_form_or_stage(refused, option, value, known):
     assert refused("show", "chain", option, value) == f"error: {option} must be one of {known}; got {value!r}\n"
+
+
+@pytest.mark.parametrize("name", ["graph.png", "graph"])
+def test_a_picture_of_another_kind(refused, name):
+    ending = name.removeprefix("graph")
+    message = f"error: {name}: a graph is saved as .svg, .onnx, .json, not as {ending!r}\n"
+    assert refused("show", "chain", "-o", name) == message
 
 
 @pytest.mark.parametrize("command", ["show", "bench"])

@@ -169,3 +169,15 @@ def test_a_file_that_became_unwritable_meanwhile(capsys, tmp_path, monkeypatch):
     path = tmp_path / "chain.json"
     code, _, err = fmtprop(capsys, "report", "chain", "-n", 1, "-p", "plain", "-o", path)
     assert (code, err) == (1, f"error: {path} cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("pin", "message"),
+    [
+        ("conv_9.dst=nchw", "pin 'conv_9.dst' names no node of chain"),
+        ("conv_1.dst=wcnh", "pin 'conv_1.dst' asks for f32:dbac, but no implementation"),
+    ],
+)
+def test_a_pin_that_cannot_be_had_is_a_bad_argument(capsys, pin, message):
+    code, out, err = fmtprop(capsys, "run", "chain", "--pin", pin)
+    assert (code, out) == (2, "") and message in err

@@ -11,7 +11,7 @@ from torch import nn
 
 import fmtprop as fp
 from fmtprop import dnnl
-from fmtprop.errors import UnsupportedOpError
+from fmtprop.errors import OptionError
 from fmtprop.layout import MemoryDesc
 from tests.models.odd import lost_pins
 
@@ -156,12 +156,12 @@ def test_a_pin_of_what_a_fused_pair_hides_keeps_the_pair_apart():
     ],
 )
 def test_a_pin_that_cannot_be_had_says_what_can(pin, message):
-    with pytest.raises(UnsupportedOpError, match=message):
+    with pytest.raises(OptionError, match=message):
         fp.compile(Net().eval(), torch.randn(X), policy="optimal", tune="model", pin=pin)
 
 
 def test_pins_are_for_the_optimal_policy_only():
-    with pytest.raises(UnsupportedOpError, match="pin needs policy='optimal'"):
+    with pytest.raises(OptionError, match="pin needs policy='optimal'"):
         fp.compile(Net().eval(), torch.randn(X), policy="plain", pin={"conv_1.dst": "nchw"})
 
 

@@ -126,8 +126,8 @@ def test_command_line(capsys, tmp_path):
     assert {"primitives", "reorders", "by_implementation", "by_kind", "findings"} <= data.keys()
     assert "reorders" in fmtprop(capsys, "verbose", LOGS[0]).out
     (tmp_path / "empty").write_text("nothing here\n")
-    code, _, err = fmtprop(capsys, "verbose", tmp_path / "empty")
-    assert code == 1 and "set ONEDNN_VERBOSE=1" in err
+    code, out, err = fmtprop(capsys, "verbose", tmp_path / "empty")
+    assert code == 1 and out == "" and "set ONEDNN_VERBOSE=1" in err
     code, _, err = fmtprop(capsys, "verbose", tmp_path / "gone")
     assert code == 2 and "gone cannot be read: No such file" in err
 

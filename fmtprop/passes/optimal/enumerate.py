@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import gcd
 from typing import Any
 
-from fmtprop.errors import FmtpropError, UnsupportedOpError
+from fmtprop.errors import FmtpropError, OptionError, UnsupportedOpError
 from fmtprop.ir import OPSET, Category, Graph, Node, TensorType, Value, linear_of, opdef, result_names, sources
 from fmtprop.ir.grid import Grid, usual_limits
 from fmtprop.layout import MemoryDesc
@@ -71,7 +71,8 @@ class _Enumerator:
             distinct = self._distinct(node, inputs, self.known.get(node.name, ()))
             ways = [candidate for candidate in distinct if self._obeys(node, candidate)]
             if not ways:
-                raise UnsupportedOpError(self._complaint(node))
+                error = OptionError if self._pins_of(node) else UnsupportedOpError
+                raise error(self._complaint(node))
             self.found.ways[node.name] = [Way(node, inputs, candidate, (node.name,)) for candidate in ways]
             self._note_formats(node, inputs, (*ways, *distinct))  # readers may ask for more than a pin does
             self._fuse(node)
