@@ -140,8 +140,6 @@ class InferenceSession:
         self._array_of: Callable[[Any], Any] = import_module("fmtprop.onnx.model.elements").array_of
         # None is the default, as of compile
         self._options = Options(**{name: value for name, value in options.items() if value is not None})
-        tensors = self._program.body.constants.values()
-        self._shared = Shapes(tensors)
         self._plans: Plans[_Case, CompiledModel] = Plans(max_shapes)
         self._max_shapes = max_shapes
         #: names of the inputs that decide which nodes run, and the values that they had
@@ -153,11 +151,18 @@ class InferenceSession:
         self._outputs = [node_arg(info) for info in self._program.outputs]
         self._readers = {arg.name: reader_of(arg) for arg in self._inputs}
         self._is_fixed = all(isinstance(size, int) for arg in self._inputs for size in arg.shape)
+        #: whether one plan is all that will ever read the weights
+        self._is_one = (
+            self._is_fixed and all(arg.shape for arg in self._inputs) and not (self._deciding or self._program.weights)
+        )
+        self._shared = None if self._is_one else Shapes(self._program.body.constants.values())
         narrow = [arg.name for arg in self._inputs if arg.type in ("tensor(float16)", "tensor(bfloat16)")]
         if narrow:
             self._leave(f"input {narrow[0]} is of 16-bit floats, which PyTorch rounds as ONNX does")
         elif self._is_fixed and not self._deciding:
             self._plan(tuple(tuple(int(size or 0) for size in arg.shape) for arg in self._inputs))
+            if not (len(self._plans) or self._program.body.constants):  # the plan that failed had them
+                self._program = open_program(path_or_bytes)
         if shapes is not None:
             self._plan_ahead(shapes)
 
@@ -332,7 +337,9 @@ class InferenceSession:
             with on_cpu(), paused():
                 graph = graph_of(self._program, dict(zip(self._names(), shapes, strict=True)), fixed)
                 options = replace(self._options, confirm=False) if len(self._plans) else self._options
-                return compile_graph(graph, options, shapes=self._shared)
+                if self._is_one:
+                    self._program.body.constants.clear()
+                return compile_graph(graph, options, owned=self._is_one, shapes=self._shared)
 
         try:
             return self._plans.get(case, make)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from onnx import helper, numpy_helper, parser
 
 import fmtprop as fp
-from fmtprop.errors import ImportModelError, InputError, UnsupportedOpError
+from fmtprop.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
 from fmtprop.onnx import backend
 from fmtprop.onnx.model import limits
 from fmtprop.runtime.constants import ConstantStore
@@ -36,6 +37,35 @@ def test_inputs_and_outputs_are_described():
         ("extra", "tensor(int64)", ["k"]),
     ]
     assert [a.name for a in made.get_outputs()] == ["y", "twice"]
+
+
+def of_weights(listed: str = "") -> tuple[onnx.ModelProto, np.ndarray]:
+    """Return a model with a convolution, and its weights; these are maybe listed among the inputs."""
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1, 33, 5, 5] x{listed}) => (float[1, 64, 3, 3] y) {{ y = Conv (x, w) }}"""
+    model, weights = parser.parse_model(text), np.random.default_rng(0).standard_normal((64, 33, 3, 3), np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    return model, weights
+
+
+def test_weights_are_kept_once_where_one_plan_is_all_that_reads_them():
+    model, weights = of_weights()
+    made = fp.onnx.InferenceSession(model, **OPTIONS)
+    assert not [one for one in gc.get_objects() if isinstance(one, torch.Tensor) and one.shape == weights.shape]
+    x = np.random.default_rng(1).standard_normal((1, 33, 5, 5), np.float32)
+    want = torch.nn.functional.conv2d(torch.from_numpy(x), torch.from_numpy(weights)).numpy()
+    np.testing.assert_allclose(made.run(None, {"x": x})[0], want, rtol=1e-4, atol=1e-4)
+    with pytest.raises(InputError, match="there is no input 'w'"):
+        made.run(None, {"x": x, "w": weights})
+
+
+def test_weights_among_the_inputs_can_be_replaced():
+    model, weights = of_weights(", float[64, 33, 3, 3] w")
+    made = fp.onnx.InferenceSession(model, **OPTIONS)
+    x = np.ones((1, 33, 5, 5), np.float32)
+    assert [arg.name for arg in made.get_inputs()] == ["x"]
+    (y,), (twice,) = made.run(None, {"x": x}), made.run(None, {"x": x, "w": 2 * weights})
+    np.testing.assert_allclose(twice, 2 * y, rtol=1e-3, atol=1e-3)
 
 
 def test_a_plan_for_each_shape():
@@ -457,3 +487,17 @@ def test_a_recurrent_layer_of_no_sequences(op, gates):
     net = fp.onnx.InferenceSession(made)
     assert net.run(None, {"x": np.zeros((4, 0, 2), np.float32)})[0].shape == (4, 1, 0, 3)
     assert net.run(None, {"x": np.zeros((4, 2, 2), np.float32)})[0].shape == (4, 1, 2, 3)
+
+
+def test_weights_are_read_again_where_the_plan_that_had_them_fails(monkeypatch):
+    def fail(graph, *rest, **options):
+        assert options["owned"]
+        raise ShapeError("no plan")
+
+    monkeypatch.setattr("fmtprop.onnx.session.compile_graph", fail)
+    model, weights = of_weights()
+    made = fp.onnx.InferenceSession(model)
+    assert made.reason == "no plan"
+    x = np.random.default_rng(1).standard_normal((1, 33, 5, 5), np.float32)
+    want = torch.nn.functional.conv2d(torch.from_numpy(x), torch.from_numpy(weights)).numpy()
+    np.testing.assert_allclose(made.run(None, {"x": x})[0], want, rtol=1e-4, atol=1e-4)

@@ -67,8 +67,8 @@ class OnnxProgram:
         self.opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
         self.body = body_of(model.graph, self.opsets)
         self.body.constants |= source.weights
-        #: the weights, which inputs of a run may replace
-        self.weights = frozenset(source.weights)
+        #: the weights that inputs of a run may replace
+        self.weights = source.replaceable
         self.body.inputs = [name for name in self.body.inputs if name not in source.weights]
         self.name = model.graph.name or "model"
         self.inputs = [info for info in model.graph.input if info.name not in source.weights]

@@ -35,6 +35,8 @@ class Source:
     model: onnx.ModelProto
     weights: Mapping[str, Any]
     name: str
+    #: the weights that are listed among the inputs, too: a run may replace them
+    replaceable: frozenset[str] = frozenset()
 
 
 def read_model(source: object) -> Source:
@@ -66,6 +68,7 @@ def _checked(model: onnx.ModelProto, name: str, folder: Path | None = None, own:
     _drop_metadata(model)
     _forget_sizes(model)
     _constants_as_initialisers(model)
+    listed = {info.name for info in model.graph.input}
     weights = _take_weights(model, ExternalData(folder, name), own, name)
     whole, model = model, onnx.ModelProto()
     model.CopyFrom(whole)
@@ -75,7 +78,7 @@ def _checked(model: onnx.ModelProto, name: str, folder: Path | None = None, own:
     if model.functions:
         _write_defaults(model)
         model = _inlined(model, name)
-    return Source(model, weights, name)
+    return Source(model, weights, name, frozenset(weights.keys() & listed))
 
 
 def _drop_metadata(model: onnx.ModelProto) -> None:
