@@ -73,10 +73,25 @@ def _untouched(nbytes: int) -> torch.Tensor:
     size = -(-nbytes // HUGE_PAGE_NBYTES) * HUGE_PAGE_NBYTES + HUGE_PAGE_NBYTES
     # private: a forked child would write shared pages too, and shared pages are not huge
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
     raw = torch.frombuffer(pages, dtype=torch.uint8)
-    return raw[-raw.data_ptr() % HUGE_PAGE_NBYTES :][:nbytes]
+    start = -raw.data_ptr() % HUGE_PAGE_NBYTES
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE, start, huge_part(nbytes))
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # where the system gives all memory huge pages
+            pages.madvise(mmap.MADV_NOHUGEPAGE, start + huge_part(nbytes))
+    return raw[start:][:nbytes]
+
+
+def huge_part(nbytes: int) -> int:
+    """Return how many bytes of an arena are on huge pages: the last page only if most of it is used.
+
+    A model has an arena for each shape.
+
+    >>> [huge_part(size) >> 20 for size in (100, 5 << 20, (5 << 20) - 1)]
+    [2, 6, 4]
+    """
+    whole, rest = divmod(nbytes, HUGE_PAGE_NBYTES)
+    return (whole + (not whole or 2 * rest >= HUGE_PAGE_NBYTES)) * HUGE_PAGE_NBYTES
 
 
 def numbers(nbytes: int) -> torch.Tensor:

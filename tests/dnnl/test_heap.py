@@ -15,6 +15,7 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.dnnl import heap
+from fmtprop.targets.memory import huge_bytes
 
 
 def resident() -> int:
@@ -103,3 +104,13 @@ def test_memory_that_a_fork_shares_is_left(tmp_path):
         dnnl.use_huge_pages([(numbers.data_ptr(), numbers.nbytes)])
         os._exit(int(huge_nbytes(address) != before))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="reads /proc")
+def test_of_an_arena_the_last_page_is_huge_if_most_of_it_is_used():
+    for used, huge in ((5 << 20) - 64, 4 << 20), ((5 << 20) + 64, 6 << 20):
+        memory = huge_bytes(used)
+        found = huge_nbytes(memory.data_ptr())
+        if found == 0:
+            pytest.skip("this system has no huge pages to give")
+        assert found == huge
