@@ -251,7 +251,7 @@ def _scaled(steps: Sequence[float], seconds: float) -> tuple[float, ...]:
 def _goes_on(times: Sequence[Sequence[float]], elapsed: float, budget: float, fewest: int) -> bool:
     """Return whether to run another round; a few rounds are not enough evidence against costs."""
     rounds = len(times[0])
-    if rounds >= max(fewest, _CLEAR_ROUNDS) and elapsed >= _CLEAR_SECONDS:
+    if len(times) > 1 and rounds >= max(fewest, _CLEAR_ROUNDS) and elapsed >= _CLEAR_SECONDS:
         winner = _winner(times)
         if (winner == 0 or rounds >= _SURE_ROUNDS) and _is_clear(times, winner):
             return False

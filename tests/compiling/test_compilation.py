@@ -369,6 +369,7 @@ class Slow:
         ((1.0, 2.0), 30.0, 1, 2),
         ((0.001, 0.002), 1.0, 1, 10),  # for 0.03 seconds
         ((2.0, 1.0), 30.0, 1, 5),  # costs and runs do not
+        ((0.001,), 1.0, 1, 30),  # its median is all that is asked for
     ],
 )
 def test_slow_plans_run_the_rounds_that_were_asked_for(plans, budget, fewest, rounds) -> None:
