@@ -175,7 +175,7 @@ def test_a_file_that_became_unwritable_meanwhile(capsys, tmp_path, monkeypatch):
     ("pin", "message"),
     [
         ("conv_9.dst=nchw", "pin 'conv_9.dst' names no node of chain"),
-        ("conv_1.dst=wcnh", "pin 'conv_1.dst' asks for f32:dbac, but no implementation"),
+        ("conv_1.dst=wcnh", "pin 'conv_1.dst' asks for f32:adbc, but no implementation"),
     ],
 )
 def test_a_pin_that_cannot_be_had_is_a_bad_argument(capsys, pin, message):
