@@ -21,6 +21,7 @@ from fmtprop.runtime import Executor, Plan
 from fmtprop.runtime.benchmark import BenchmarkResult, time_runs
 from fmtprop.runtime.threads import current_threads
 from fmtprop.system.limits import MAX_RUNS, MAX_THREADS
+from fmtprop.system.printable import counted
 
 if TYPE_CHECKING:
     from fmtprop.compiling.planned import Planned
@@ -454,13 +455,14 @@ class CompiledModel(Serving, Saveable):
         """Return the plan as a picture for a notebook."""
         from fmtprop.report.graph_svg import graph_svg
 
-        size = f"{len(self.plan.steps)} steps, {len(self.plan.reorders)} reorders"
-        title = f"{self.graph.name}, policy {self.options.policy}, {self.precision}: {size}"
+        title = f"{self.graph.name}, policy {self.options.policy}, {self.precision}: {self._size()}"
         return f'<div style="overflow: auto; max-height: 40em">{graph_svg(self.graph, title)}</div>'
 
     def __repr__(self) -> str:
-        size = f"{len(self.plan.steps)} steps, {len(self.plan.reorders)} reorders"
-        return f"<CompiledModel {self.graph.name}: policy {self.options.policy}, {self.precision}, {size}>"
+        return f"<CompiledModel {self.graph.name}: policy {self.options.policy}, {self.precision}, {self._size()}>"
+
+    def _size(self) -> str:
+        return f"{counted(len(self.plan.steps), 'step')}, {counted(len(self.plan.reorders), 'reorder')}"
 
 
 def _check_repeats(repeats: int) -> None:

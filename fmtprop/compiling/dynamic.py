@@ -102,7 +102,9 @@ class DynamicModel(Serving, Saveable):
         return self.plan_flat(self._in_buckets(flatten_arguments(self._structure, args, kwargs)))
 
     def report(self, *args: Any, repeats: int = 10, **kwargs: Any) -> Report:
-        """Measure the plan of a call's shapes, and return the cost and the reason of each reorder.
+        """Measure the plan of a call's shapes; return the cost and the reason of each reorder.
+
+        The report's model has the sizes of these shapes.
 
         Parameters
         ----------
@@ -111,7 +113,8 @@ class DynamicModel(Serving, Saveable):
         repeats : int
             Runs over which each step's median is taken.
         """
-        return self.plan_for(*args, **kwargs).report(repeats=repeats)
+        net = self.plan_for(*args, **kwargs)
+        return replace(net.report(repeats=repeats), model=f"{self.name}, {_sizes(net)}")
 
     def warm_up(self, calls: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None) -> None:
         """Plan for shapes before they are met.
@@ -244,6 +247,24 @@ class DynamicModel(Serving, Saveable):
 
     def __repr__(self) -> str:
         return f"<DynamicModel {self.name}: {len(self._plans)} of at most {self.max_shapes} shapes planned>"
+
+    def _repr_html_(self) -> str:
+        """Return the plan that was used last as a picture for a notebook, with the sizes of all."""
+        from fmtprop.report.html import fragment
+
+        rows = [(_sizes(net), str(len(net.plan.steps)), str(len(net.plan.reorders))) for net in self.plans]
+        return fragment(repr(self), (), ("inputs", "steps", "reorders"), rows) + self.plans[-1]._repr_html_()
+
+
+def _sizes(net: CompiledModel) -> str:
+    """Return the sizes of each input of a plan.
+
+    >>> from fmtprop.compiling.from_graph import compile_graph
+    >>> from fmtprop.capture import load
+    >>> _sizes(compile_graph(load("chain"), Options(tune="model")))
+    'x 1x3x32x32'
+    """
+    return ", ".join(f"{node.name} {'x'.join(map(str, node.results[0].dims))}" for node in net.graph.input_nodes)
 
 
 def _key(inputs: Sequence[Any]) -> tuple[Any, ...]:

@@ -128,8 +128,16 @@ def test_a_file_has_no_program_for_sizes_of_1(tmp_path: Path) -> None:
 def test_the_report_is_of_a_call_or_of_the_plan_used_last() -> None:
     net = fp.compile(nn.Linear(4, 4), torch.ones(2, 4), dynamic_shapes=({0: Dim("n", max=8)},), tune="model")
     net(torch.ones(3, 4))
-    assert net.report(repeats=1).model == net.plan_for(torch.ones(3, 4)).report(repeats=1).model
-    assert net.report(torch.ones(5, 4), repeats=1).steps and net.shapes[-1] == ((5, 4),)
+    assert net.report(repeats=1).model == "Linear, input 3x4", "a report without its shape is of no plan"
+    assert net.report(torch.ones(5, 4), repeats=1).model == "Linear, input 5x4" and net.shapes[-1] == ((5, 4),)
+
+
+def test_a_notebook_shows_all_shapes_and_the_plan_used_last() -> None:
+    net = fp.compile(nn.Linear(4, 4), torch.ones(2, 4), dynamic_shapes=({0: Dim("n", max=8)},), tune="model")
+    net(torch.ones(3, 4))
+    text = net._repr_html_()
+    assert "DynamicModel Linear" in text and "<td>input 3x4</td><td>1</td>" in text and "<svg" in text
+    assert "1 step, 0 reorders>" in repr(net.plan_for())
 
 
 def test_plans_are_bounded_and_the_one_used_longest_ago_goes() -> None:
