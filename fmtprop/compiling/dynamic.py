@@ -262,7 +262,7 @@ def _sizes(net: CompiledModel) -> str:
     >>> from fmtprop.compiling.from_graph import compile_graph
     >>> from fmtprop.capture import load
     >>> _sizes(compile_graph(load("chain"), Options(tune="model")))
-    'x 1x3x32x32'
+    'input 1x3x32x32'
     """
     return ", ".join(f"{node.name} {'x'.join(map(str, node.results[0].dims))}" for node in net.graph.input_nodes)
 
