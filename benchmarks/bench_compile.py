@@ -30,9 +30,9 @@ from fmtprop.api import Options, compile_graph, random_inputs
 from fmtprop.bench import Agreement, Environment, compare_outputs
 from fmtprop.bench.contenders import contender
 from fmtprop.bench.processes import call_in_process
+from fmtprop.builtin import builtin_names
 from fmtprop.capture import GraphModule, load
 from fmtprop.errors import FmtpropError
-from fmtprop.ir.builtin import builtin_names
 from fmtprop.report import TOLERANCES
 
 __all__ = ["Compilation", "import_seconds", "main"]

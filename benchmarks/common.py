@@ -14,8 +14,8 @@ from rich.table import Table
 
 from fmtprop.api import Options
 from fmtprop.bench import Environment
+from fmtprop.builtin import builtin_names
 from fmtprop.errors import FmtpropError
-from fmtprop.ir.builtin import builtin_names
 from fmtprop.report.text import render
 
 __all__ = [

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from fmtprop.builtin import builtin_names
 from fmtprop.capture.files import load, open_exported
 from fmtprop.capture.torch_export import from_torch
 from fmtprop.errors import ImportModelError
-from fmtprop.ir.builtin import builtin_names
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.tensors import tensors_in
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
+from fmtprop.builtin import builtin_names, builtin_path
 from fmtprop.capture.torch_log import held_back, reason
 from fmtprop.errors import GraphError, ImportModelError
 from fmtprop.ir import file as graph_file
-from fmtprop.ir.builtin import builtin_names, builtin_path
 from fmtprop.ir.graph import Graph
 from fmtprop.onnx.model import from_onnx, is_onnx, save_onnx
 from fmtprop.system.files import check_readable, path_of

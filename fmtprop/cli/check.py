@@ -117,9 +117,12 @@ def check(
     Costs come from the model by default, so the result does not change from run to run. Only --max-reorder-share needs
     measured times. Example: fmtprop check resnet50 --max-reorders 2 --max-ref 0 --baseline last.json
     """
+    if all(limit is None for limit in (max_reorders, max_reorder_share, max_ref, baseline)):
+        raise typer.BadParameter(
+            "there is nothing to check: give --max-reorders, --max-reorder-share, --max-ref or --baseline"
+        )
     with progress() as say:
         from fmtprop.api import Options, compile_graph
-        from fmtprop.errors import FmtpropError
         from fmtprop.report.check import Limits
         from fmtprop.report.check import check as check_report
         from fmtprop.report.diff import chosen, read_reports
@@ -129,10 +132,6 @@ def check(
             told = chosen(read_reports(baseline), policy, baseline) if baseline is not None else None
             share = None if max_reorder_share is None else _share(max_reorder_share)
             limits = Limits(max_reorders, share, max_ref, told)
-            if not limits.rules:
-                raise FmtpropError(
-                    "there is nothing to check: give --max-reorders, --max-reorder-share, --max-ref or --baseline"
-                )
             options = Options(
                 policy=policy, dtype=dtype, tune=tune, target=target, special_values=special_values or "fast"
             )

@@ -91,7 +91,7 @@ def show(
 
 def models(as_json: Json = False) -> None:
     """List the built-in graphs: inputs, parameters, ops."""
-    from fmtprop.ir.builtin import catalogue
+    from fmtprop.builtin import catalogue
 
     rows = catalogue()
     if as_json:

@@ -30,7 +30,9 @@ _NONE_RAN = (
     "Runtime and numpy do without oneDNN), PyTorch runs some operators and data types by itself, and some programs "
     "contain a oneDNN without log"
 )
-_NONE_LOGGED = "there is no execution in this log; set ONEDNN_VERBOSE=1 in the environment of the program"
+_NONE_LOGGED = (
+    "there is no line of oneDNN's in this log; set ONEDNN_VERBOSE=1 in the program's environment. If it was set: "
+)
 
 
 class LogCommand(TyperCommand):
@@ -68,7 +70,7 @@ def verbose(
     if as_json or ledger.primitives.count:
         emit(json.dumps(ledger.to_dict(), indent=1) if as_json else ledger.to_text())
     if not ledger.primitives.count:
-        note(_NONE_RAN if runs else _NONE_LOGGED)
+        note(_NONE_RAN if runs or ledger.knows_library else _NONE_LOGGED + _NONE_RAN)
     if code or not ledger.primitives.count:
         raise typer.Exit(code or FAILED)
 

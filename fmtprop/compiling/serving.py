@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fmtprop.runtime.streams import StreamPool
 from fmtprop.system.locks import ProcessLock
@@ -17,6 +17,18 @@ class Serving(ABC):
     def __init__(self) -> None:
         self._pool: StreamPool | None = None
         self._opening = ProcessLock()
+
+    if not TYPE_CHECKING:  # a type checker tells of a missing attribute itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise the error of an attribute that is missing, such as a module's."""
+            kind = type(self).__name__
+            raise AttributeError(
+                f"{kind!r} object has no attribute {name!r}: it is a plan for inference with weights of its own, no "
+                "nn.Module. Use or change the model that was compiled, and compile it again after a change",
+                name=name,
+                obj=self,
+            )
 
     @abstractmethod
     def _stream(self) -> tuple[Callable[..., Any], str]:

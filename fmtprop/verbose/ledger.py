@@ -160,6 +160,16 @@ class Ledger:
         """All reorders."""
         return _total(tally for tally in self._all() if tally.is_reorder)
 
+    @property
+    def packings(self) -> Total:
+        """The reorders that pack weights: a program that keeps its weights packed needs them once."""
+        return _total(tally for tally in self._all() if tally.execution.packs)
+
+    @property
+    def knows_library(self) -> bool:
+        """Whether a line tells of the library, so that the log was switched on."""
+        return bool(self._library)
+
     def findings(self) -> list[dict[str, Any]]:
         """Return the avoidable executions, the costliest first."""
         runtimes = self._library.get("runtime", {"OpenMP": None})
@@ -167,7 +177,7 @@ class Ledger:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data for JSON; seconds and bytes."""
-        primitives, reorders = self.primitives, self.reorders
+        primitives, reorders, packings = self.primitives, self.reorders, self.packings
         tables: dict[str, dict[str, Total]] = {
             "by_kind": {},
             "by_implementation": {},
@@ -194,6 +204,7 @@ class Ledger:
                 "share": reorders.seconds / primitives.seconds if primitives.seconds else 0.0,
                 "bytes": reorders.nbytes,
                 "bytes_per_second": _rate(reorders),
+                "packings": {"count": packings.count, "seconds": packings.seconds},
             },
             "created": {name: {"count": s.count, "seconds": s.seconds} for name, s in sorted(self._created.items())},
             **{name: _rows(table) for name, table in tables.items()},
@@ -209,6 +220,11 @@ class Ledger:
             f"{reorders['count']} reorders, {reorders['seconds'] * 1e3:.3f} ms, {reorders['share']:.1%} of the time"
             f", {reorders['bytes'] / 2**20:.1f} MiB at {reorders['bytes_per_second'] / 1e9:.1f} GB/s",
         ]
+        if count := reorders["packings"]["count"]:
+            lines.append(
+                f"{count} of these pack weights, {reorders['packings']['seconds'] * 1e3:.3f} ms: needed once, if the "
+                "program keeps them"
+            )
         if data["library"]:
             lines.insert(0, "oneDNN " + ", ".join(printable(shortened(word, 100)) for word in data["library"].values()))
         for title in ("by_kind", "by_implementation", "by_reorder"):

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 import fmtprop as fp
-from fmtprop.ir.builtin import builtin_names
+from fmtprop.builtin import builtin_names
 from fmtprop.report.graph_text import op_counts
 from tests.cli.command import ROOT, fmtprop
 

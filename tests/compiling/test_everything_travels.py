@@ -8,8 +8,8 @@ import torch
 import fmtprop as fp
 from benchmarks.sweep_modules import MODULES
 from fmtprop import dnnl
+from fmtprop.builtin import builtin_names
 from fmtprop.errors import FmtpropError, PlanError
-from fmtprop.ir.builtin import builtin_names
 from fmtprop.layout import DataType
 from fmtprop.planfile.container import Container, parts
 from tests import processes

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import fmtprop as fp
+from fmtprop.builtin import builtin_names
 from fmtprop.capture import load
-from fmtprop.ir.builtin import builtin_names
 from fmtprop.ops.evaluate import evaluate
 from tests.threads import torch_threads
 

@@ -120,7 +120,7 @@ def test_workers_of_a_data_loader(compiled, method):
     net, *_ = compiled
     rows = torch.randn(6, 8)
     expected = torch.stack([Scored(net, rows)[place] for place in range(6)])
-    loader = DataLoader(Scored(net, rows), batch_size=3, num_workers=2, multiprocessing_context=method)
+    loader = DataLoader(Scored(net, rows), batch_size=3, num_workers=1, multiprocessing_context=method)
     torch.testing.assert_close(torch.cat(list(loader)), expected)
 
 

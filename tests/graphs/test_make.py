@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fmtprop.builtin import builtin_names
 from fmtprop.capture import load
 from fmtprop.errors import GraphError
-from fmtprop.ir.builtin import builtin_names
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ops.evaluate import evaluate
 from graphs.architectures import ARCHITECTURES

@@ -39,6 +39,11 @@ def test_import_loads_neither_torch_nor_onednn(module: str) -> None:
     assert not dnnl, f"importing {module} loaded the oneDNN library"
 
 
+def test_built_in_graphs_are_listed_without_graphs_and_numpy() -> None:
+    modules, _ = loaded_by("import fmtprop.builtin; assert fmtprop.builtin.catalogue()")
+    assert not modules & {"numpy", "fmtprop.ir", "fmtprop.layout"}
+
+
 def test_package_front_imports_no_room() -> None:
     modules, _ = loaded_by("import fmtprop")
     assert {name for name in modules if name.startswith("fmtprop.")} == set()

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import fmtprop as fp
+from fmtprop.builtin import builtin_names
 from fmtprop.errors import ShapeError
-from fmtprop.ir.builtin import builtin_names
 from fmtprop.passes.change_batch import ChangeBatch
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fmtprop.builtin import builtin_names
 from fmtprop.capture import load
 from fmtprop.compiling.stages import normalise
-from fmtprop.ir.builtin import builtin_names
 from fmtprop.passes.assignment.assign import AssignFormats
 from fmtprop.passes.target import Setting
 from fmtprop.runtime import build_plan

@@ -312,6 +312,17 @@ def test_a_thing_that_is_no_model():
         fp.compile(3)
 
 
+@pytest.mark.parametrize("name", ["eval", "state_dict", "to", "fc"])
+def test_an_attribute_of_the_module_is_looked_for_there(name):
+    net = fp.compile(nn.Linear(3, 4), torch.ones(2, 3), policy="plain", verify="off")
+    rows = torch.export.Dim("rows", max=8)
+    dynamic = fp.compile(nn.Linear(3, 4), torch.ones(2, 3), dynamic_shapes=({0: rows},), policy="plain", verify="off")
+    for model in (net, dynamic):
+        assert not hasattr(model, name)
+        with pytest.raises(AttributeError, match=f"'{name}': it is a plan .* change the model that was compiled"):
+            getattr(model, name)
+
+
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, pickle.dumps])
 def test_a_formatted_graph_says_why_it_cannot_be_copied(small, duplicate):
     module, net, x = small

@@ -127,7 +127,10 @@ def test_command_line(capsys, tmp_path):
     assert "reorders" in fmtprop(capsys, "verbose", LOGS[0]).out
     (tmp_path / "empty").write_text("nothing here\n")
     code, out, err = fmtprop(capsys, "verbose", tmp_path / "empty")
-    assert code == 1 and out == "" and "set ONEDNN_VERBOSE=1" in err
+    assert code == 1 and out == "" and "set ONEDNN_VERBOSE=1" in err and "ONNX Runtime and numpy" in err
+    (tmp_path / "idle").write_text("onednn_verbose,v1,info,oneDNN v3.13.0 (commit 1289c3b6)\n")
+    code, out, err = fmtprop(capsys, "verbose", tmp_path / "idle")
+    assert code == 1 and out == "" and "oneDNN executed nothing" in err and "set ONEDNN_VERBOSE" not in err
     code, _, err = fmtprop(capsys, "verbose", tmp_path / "gone")
     assert code == 2 and "gone cannot be read: No such file" in err
 
@@ -357,6 +360,15 @@ def test_a_reference_implementation_has_the_reasons_of_refusals():
     assert row["kind"] == "reference implementation"
     assert row["reasons"] == ["unsupported format tag", "bad axis, not dense"]
     assert "(refused before: unsupported format tag; bad axis, not dense)" in ledger.to_text()
+
+
+def test_the_packing_of_weights_is_counted_apart():
+    log = Path(__file__).parent / "data" / "openvino_v3.13.log"
+    ledger = ledger_of(*log.read_text().splitlines())
+    packings = ledger.to_dict()["reorders"]["packings"]
+    assert packings["count"] == 2 < ledger.reorders.count and 0 < packings["seconds"] < ledger.reorders.seconds
+    assert "2 of these pack weights, " in ledger.to_text()
+    assert "pack weights" not in ledger_of(HEADERS[0] + "," + REST).to_text()
 
 
 def test_weights_of_training_are_no_activations():

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from fmtprop import builtin
 from fmtprop.errors import GraphError
-from fmtprop.ir import builtin
 
 
 @pytest.fixture

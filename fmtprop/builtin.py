@@ -14,7 +14,7 @@ from typing import Any
 
 from fmtprop.errors import GraphError
 
-_PACKAGE = Path(__file__).resolve().parents[1]
+_PACKAGE = Path(__file__).resolve().parent
 #: folders to search, in this order
 FOLDERS = (_PACKAGE / "graphs", _PACKAGE.parent / "graphs")
 
