@@ -258,6 +258,7 @@ def measured(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         else:
             call_in_process("torch", partial(_expect, case, batch, folder / "expected.pt"))
             ways = {door: partial(_prepare, case, batch, door, folder) for door in DOORS}
+        ways = {door: way for door, way in ways.items() if door in (OURS[0], *arguments.ways)}
         if arguments.untimed:
             found = {door: _judged(door, way) for door, way in ways.items() if door in OURS}
             where = headline(Environment.capture(threads=case.threads))
@@ -301,7 +302,7 @@ def _apart(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the record of a case that runs in a process of its own, which is ended after the limit."""
     command = [sys.executable, "-m", "benchmarks.suites", "--one", json.dumps(asdict(case))]
     command += ["--memory", str(arguments.memory), "--run-seconds", str(arguments.run_seconds)]
-    command += ["--rounds", str(arguments.rounds), *["--untimed"] * arguments.untimed]
+    command += ["--rounds", str(arguments.rounds), *["--untimed"] * arguments.untimed, "--ways", *arguments.ways]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         out, err = child.communicate(timeout=arguments.limit)
@@ -350,6 +351,13 @@ def parsed_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", nargs="+", default=["one"], choices=["one", "list"], help="of inference")
     parser.add_argument("--threads", nargs="+", type=int, default=[2])
     parser.add_argument("--rounds", type=int, default=0, help="default: 7, or 3 where a run takes over a second")
+    parser.add_argument(
+        "--ways",
+        nargs="+",
+        default=list(DOORS),
+        choices=list(DOORS),
+        help="to run each network (Inductor compiles for minutes)",
+    )
     parser.add_argument("--untimed", action="store_true", help="only compare: for a machine that others use")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no case after so many")
     parser.add_argument("--limit", type=int, default=1800, help="seconds of a case (default: 1800)")

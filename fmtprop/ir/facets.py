@@ -34,6 +34,9 @@ class Linear:
     #: the operand or result of the op that has the dims of src, of weights and of dst: the gradient by an operand sums
     #: as many products, but other ones
     roles: tuple[str, str, str] = ("src", "weights", "dst")
+    #: whether the first axis of src are steps that wait for one another: the products of a step have few rows, as many
+    #: as src has sequences, along axis 1. Weights have the directions along axis 1
+    by_steps: bool = False
 
     def output_axis(self, ndim: int) -> int:
         """Return the axis of dst along which the outputs lie; dst has `ndim` axes."""

@@ -26,6 +26,7 @@ from fmtprop.jit.nbits import DecodeKernel, NBitsKernel
 from fmtprop.jit.norms import GroupNormKernel
 from fmtprop.jit.put import PutKernel
 from fmtprop.jit.quantize_rows import QuantizeRowsKernel
+from fmtprop.jit.recurrent import RecurrentKernel
 from fmtprop.jit.rotary import RotaryKernel
 from fmtprop.jit.round import RoundKernel
 from fmtprop.jit.row_norm import RowNormKernel
@@ -63,6 +64,7 @@ __all__ = [
     "PutKernel",
     "QuantizeRowsKernel",
     "Quantized",
+    "RecurrentKernel",
     "RotaryKernel",
     "RoundKernel",
     "Rounding",

@@ -37,6 +37,14 @@ _TENSORS = frozenset(
         "sums",
         "dst_h",
         "dst_c",
+        "src_layer",
+        "src_iter",
+        "src_iter_c",
+        "weights_layer",
+        "weights_iter",
+        "dst_layer",
+        "dst_iter",
+        "dst_iter_c",
     }
     | {f"post_op_{number}" for number in range(4)}
 )

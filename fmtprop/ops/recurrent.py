@@ -361,7 +361,7 @@ def _declared(kind: Kind, torch_calls: Mapping[str, Importer]) -> OpDef:
         infer=kind.infer,
         reference=kind.reference,
         primitive=_primitive(kind),
-        linear=Linear(products, by_columns=True, roles=("src_layer", "weights_layer", "dst_layer")),
+        linear=Linear(products, by_columns=True, roles=("src_layer", "weights_layer", "dst_layer"), by_steps=True),
         numbers=Numbers(factor=check_factor, loses=loses),
         samples=kind.samples,
         torch=torch_calls,

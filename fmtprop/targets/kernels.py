@@ -30,6 +30,7 @@ from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.matmul_nbits import DecodeNBits, MatMulNBits
 from fmtprop.ops.normalization import BatchNorm, GroupNorm, LayerNorm
 from fmtprop.ops.quantization import FakeQuantize
+from fmtprop.ops.recurrent import Recurrent
 from fmtprop.ops.rotary_embedding import RotaryEmbedding
 from fmtprop.ops.softmax import Softmax
 from fmtprop.passes.target import Candidate, Request
@@ -43,7 +44,7 @@ from fmtprop.targets.kernel import JIT, KernelImplementation
 from fmtprop.targets.nbits import decode_kernels, gather_kernels, nbits_kernels
 from fmtprop.targets.norms import batch_normalized, group_normalized, normalized_as_given, normalized_rows
 from fmtprop.targets.pointwise import applied, broadcasts, combined, looked_up, quantized, rotated, rounded
-from fmtprop.targets.recurrent import lstm_of_bytes
+from fmtprop.targets.recurrent import lstm_of_bytes, recurrent_layers
 from fmtprop.targets.tables import bags, copied_rows, put_rows
 
 #: from a node, its attributes and formats to the kernels for it; perhaps this machine has none of such sizes
@@ -88,6 +89,7 @@ _OF_ONE_TYPE: Mapping[type[Attrs], tuple[_Ways, ...]] = {
     Binary: (broadcasts,),
     Reduction: (reductions,),
     Pooling: (global_poolings,),
+    Recurrent: (recurrent_layers,),
 }
 
 

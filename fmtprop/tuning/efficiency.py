@@ -23,6 +23,7 @@ _EFFICIENCY = (
     ("ref_", (0.004, 0.004, 0.004)),
     ("ref", (0.7, 0.7, 0.7)),
     ("aten::mkldnn_rnn", (0.75, 0.75, 0.75)),
+    ("recurrent", (0.45, 0.45, 0.45)),
     ("attention", (0.65, 0.65, 0.65)),
     ("simple", (0.02, 0.02, 0.02)),
     ("brdgmm", (0.30, 0.30, 0.30)),
@@ -45,6 +46,11 @@ _EFFICIENCY = (
     ("x64:gemm", (0.55, 0.33, 0.007)),
 )
 _OTHER = (0.5, 0.5, 0.2)
+
+#: sequences with which oneDNN's recurrent layers reach half of these shares: each step is a product of as many rows. A
+#: kernel of our own reads the weights for one sequence after the other. LSTMs of 64 to 256 states, 32 steps of 1 to 8
+#: sequences, the kernel's time over oneDNN's: 0.4, 0.65, 0.9 and 1.3 (AVX2, v3.2)
+_HALF_SEQUENCES = 4.0
 
 #: prefixes of an implementation of another primitive; its gemm gathers nothing, except for a convolution
 _WRAPPERS = ("inner_product:", "matmul:", "reorder:")
@@ -129,6 +135,11 @@ def filled(impl: str, lanes: int, linear: Linear, src: MemoryDesc, weights: Memo
     blocked = bool(src.inner_blocks)
     halves = (shares[blocked] * lanes for start, shares in _HALF if impl.startswith(start))
     return channels / (channels + next(halves, _HALF_BY_CALLS))
+
+
+def in_steps(sequences: int) -> float:
+    """Return the part of its speed at which oneDNN computes the steps of so many sequences."""
+    return sequences / (sequences + _HALF_SEQUENCES)
 
 
 def is_by_vectors(impl: str, linear: Linear, src: MemoryDesc, weights: MemoryDesc, dst: MemoryDesc) -> bool:

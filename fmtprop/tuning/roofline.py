@@ -13,11 +13,13 @@ from fmtprop.ir import Attrs, Linear, Node, PostOp, TensorType, linear_of, opdef
 from fmtprop.ir.post_ops import types_along
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.target import AS_GRADIENT, Candidate
+from fmtprop.targets.executable import threads_here
 from fmtprop.tuning import identity
 from fmtprop.tuning.efficiency import (
     AS_CONVOLUTION,
     efficiency,
     filled,
+    in_steps,
     is_by_vectors,
     is_general,
     of_depthwise,
@@ -176,6 +178,8 @@ class ModelCosts:
             peak = self._peak_of(candidate.impl, shape, src.dtype, peak)
             reached = efficiency(candidate.impl, shape)
             reached *= filled(candidate.impl, self._lanes, linear, src, weights)
+            if linear.by_steps:
+                reached *= self._in_steps(src.dims[1], weights.dims[1], by_kernel=_says(candidate, "by_kernel"))
             if self._lanes > _AVX2_LANES and candidate.impl.endswith(":avx2"):
                 reached *= _AVX2_LANES / self._lanes
             elif self._lanes > _AVX2_LANES and _is_pointwise_across(candidate.impl, src):
@@ -228,6 +232,12 @@ class ModelCosts:
         call = self.peaks.call * (_PRODUCT_CALL if linear is not None else 1.0)
         after = self._kernel(dst) if candidate.is_followed else 0.0
         return call + max(arithmetic, moved) + after
+
+    def _in_steps(self, sequences: int, directions: int, *, by_kernel: bool) -> float:
+        """Return the part of its speed at which a recurrent layer runs; a kernel's threads share its sequences."""
+        if by_kernel:
+            return min(1.0, sequences * directions / threads_here())
+        return in_steps(sequences)
 
     def _peak(self, src: DataType, dst: DataType) -> float:
         """Return the operations per second of products: those of bytes by the source, others by the result."""
