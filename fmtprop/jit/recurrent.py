@@ -20,7 +20,7 @@ from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 
 #: gates of weights, by the kind of layer; a block of sums has four in both: a GRU's last one is the state's part of the
 #: new gate
-GATES: Final = {"lstm": 4, "lbr_gru": 3}
+GATES: Final = {"lstm": 4, "gru": 3}
 SUMS: Final = 4
 
 #: states of a block
@@ -34,7 +34,7 @@ STEPS: Final = 6
 #: times as long below (an LSTM of 64 to 384 states), and 0.8 to 0.4 of the time above (512 states; 128 for 8
 #: sequences); its GRU takes 0.8 to 0.9 for more than two sequences (AVX2, v3.2, one thread)
 _FEW_SEQUENCES: Final = 2
-_MOST_NBYTES: Final = {"lstm": (3 << 20, 1 << 20), "lbr_gru": (3 << 20, 0)}
+_MOST_NBYTES: Final = {"lstm": (3 << 20, 1 << 20), "gru": (3 << 20, 0)}
 
 _TENSORS = ("src_layer", "src_iter", "src_iter_c", "weights_layer", "weights_iter", "bias")
 _RESULTS = ("dst_layer", "dst_iter", "dst_iter_c")
@@ -66,7 +66,7 @@ class RecurrentKernel(StandaloneKernel):
     moves_freely: ClassVar[bool] = False
     overwrites = False
 
-    #: oneDNN's name of the kind, a key of `GATES`
+    #: a key of `GATES`
     kind: str
     times: int
     sequences: int

@@ -35,7 +35,8 @@ def lstm_of_bytes(node: Node, attrs: LstmBytes, request: Request) -> Iterator[Wa
 
 def recurrent_layers(node: Node, attrs: Recurrent, request: Request) -> Iterator[Way]:
     """Yield the kernel: src_layer and dst_layer have rows of numbers side by side, weights have blocks of states."""
-    if node.op not in GATES:
+    kind = node.op.removeprefix("lbr_")
+    if kind not in GATES:
         return
     own = {name: plain(desc) for name, desc in request.items()}
     for name, order in (("weights_layer", "abEcd"), ("weights_iter", "abEcd"), ("bias", "abDc")):
@@ -51,7 +52,7 @@ def recurrent_layers(node: Node, attrs: Recurrent, request: Request) -> Iterator
     times, sequences, channels = found["src_layer"].dims
     steps = (desc.strides[:2] for desc in (found["src_layer"], found["dst_layer"]))
     kernel = RecurrentKernel(
-        *(node.op, times, sequences, channels, found["weights_iter"].dims[-1], attrs.directions),
+        *(kind, times, sequences, channels, found["weights_iter"].dims[-1], attrs.directions),
         *((step, row) for step, row in steps),
     )
     results = [name for name in request if name.startswith("dst_")]

@@ -11,13 +11,15 @@ from fmtprop.jit.recurrent import BLOCK, GATES
 from fmtprop.ops.recurrent import KINDS, Recurrent
 from tests.jit.work import statuses
 
+OPS = {"lstm": "lstm", "gru": "lbr_gru"}
+
 #: steps, sequences, channels, states: one step, fewer than six, six and a rest of one or more, odd sizes
 SIZES = [(1, 1, 8, 16), (5, 2, 7, 5), (6, 1, 16, 8), (7, 3, 3, 20), (14, 2, 33, 9), (13, 1, 1, 1)]
 
 
 def operands(kind: str, sizes: tuple[int, int, int, int], directions: int) -> dict[str, torch.Tensor]:
     drawn = torch.Generator().manual_seed(sum(sizes))
-    types = KINDS[kind].problem_types(*sizes, directions)
+    types = KINDS[OPS[kind]].problem_types(*sizes, directions)
     return {name: torch.randn(type_.dims, generator=drawn) / 2 for name, type_ in types.items()}
 
 
@@ -39,7 +41,7 @@ def run(kind: str, given: dict[str, torch.Tensor], *, wide: bool = False, thread
         dst = torch.full((sequences, times, directions * states + 3), 77.0)[..., : directions * states].transpose(0, 1)
     kernel = RecurrentKernel(kind, times, sequences, channels, states, directions, src.stride()[:2], dst.stride()[:2])
     results = {"dst_layer": dst}
-    results |= {f"dst_{name}": torch.full_like(given[f"src_{name}"], 77.0) for name in KINDS[kind].states}
+    results |= {f"dst_{name}": torch.full_like(given[f"src_{name}"], 77.0) for name in KINDS[OPS[kind]].states}
     weights = {name: blocked(given[name], 2) for name in ("weights_layer", "weights_iter", "bias")}
     work = kernel.work(threads)
     for name, tensor in {**given, "src_layer": src, **weights, **results}.items():
@@ -54,7 +56,7 @@ def run(kind: str, given: dict[str, torch.Tensor], *, wide: bool = False, thread
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_layers_are_pytorchs(kind: str, sizes: tuple[int, int, int, int], directions: int) -> None:
     given = operands(kind, sizes, directions)
-    wanted = opdef(kind).reference(Recurrent(bidirectional=directions == 2), given)
+    wanted = opdef(OPS[kind]).reference(Recurrent(bidirectional=directions == 2), given)
     for wide in (False, True):
         for got, want in zip(run(kind, given, wide=wide), wanted, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-6)
@@ -66,7 +68,7 @@ def test_layers_are_pytorchs(kind: str, sizes: tuple[int, int, int, int], direct
 def test_special_values_spread_as_in_pytorch(kind: str, name: str, value: float) -> None:
     given = operands(kind, (3, 2, 5, 6), 2)
     given[name].view(-1)[5] = value
-    wanted = opdef(kind).reference(Recurrent(bidirectional=True), given)
+    wanted = opdef(OPS[kind]).reference(Recurrent(bidirectional=True), given)
     for got, want in zip(run(kind, given), wanted, strict=True):
         assert torch.equal(got.isnan(), want.isnan())
 
@@ -93,5 +95,5 @@ def test_offers_layers_that_onednn_computes_slower() -> None:
     def is_offered(kind: str, sequences: int, states: int) -> bool:
         return RecurrentKernel(kind, 8, sequences, 16, states, 1, (16, 16), (states, states)).is_offered
 
-    assert is_offered("lstm", 1, 384) and is_offered("lstm", 4, 128) and is_offered("lbr_gru", 2, 128)
-    assert not is_offered("lstm", 1, 512) and not is_offered("lstm", 8, 128) and not is_offered("lbr_gru", 4, 128)
+    assert is_offered("lstm", 1, 384) and is_offered("lstm", 4, 128) and is_offered("gru", 2, 128)
+    assert not is_offered("lstm", 1, 512) and not is_offered("lstm", 8, 128) and not is_offered("gru", 4, 128)

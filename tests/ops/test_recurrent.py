@@ -53,10 +53,10 @@ def check(module, args, tolerance=1e-5, **options):
 
 
 def how(net):
-    """Return the targets that run layers, PyTorch's own oneDNN counted as oneDNN: costs choose between the two."""
+    """Return the targets that run layers: natively by oneDNN, PyTorch's own oneDNN or a kernel, as costs choose."""
     names = {declaration.name for declaration in OPS.values()}
     found = {step.node.choice.target for step in net.plan.steps if step.node.op in names}
-    return {"onednn" if target == "mkldnn" else target for target in found}
+    return {"native" if target in ("onednn", "mkldnn", "jit") else target for target in found}
 
 
 @pytest.mark.parametrize("kind", OPS)
@@ -66,28 +66,28 @@ def how(net):
 def test_layers_run_natively(kind, options, policy):
     module = layer(kind, **OPTIONS[options])
     net = check(module, (torch.randn(5, 3, 7),), policy=policy)
-    assert how(net) == {"onednn"}
+    assert how(net) == {"native"}
     assert len([step for step in net.plan.steps if step.node.op == OPS[kind].name]) == module.num_layers
 
 
 @pytest.mark.parametrize("kind", OPS)
 def test_states_are_given_and_returned(kind):
     module = layer(kind, num_layers=2, bidirectional=True)
-    assert how(check(module, (torch.randn(5, 3, 7), states(kind, module, 3)))) == {"onednn"}
+    assert how(check(module, (torch.randn(5, 3, 7), states(kind, module, 3)))) == {"native"}
 
 
 def test_a_sequence_without_a_batch():
-    assert how(check(layer("GRU"), (torch.randn(5, 7),))) == {"onednn"}
+    assert how(check(layer("GRU"), (torch.randn(5, 7),))) == {"native"}
 
 
 def test_relu_keeps_nan_where_that_is_wanted():
     x = torch.randn(5, 3, 7)
     x[2, 1, 3] = torch.nan
     module = layer("RNN", nonlinearity="relu")
-    assert how(fp.compile(module, (x,), tune="model", confirm=False)) == {"onednn"}
+    assert how(fp.compile(module, (x,), tune="model", confirm=False)) == {"native"}
     net = fp.compile(module, (x,), tune="model", confirm=False, special_values="exact")
     assert how(net) == {"reference"} and torch.equal(net(x)[0].isnan(), module(x)[0].isnan())
-    assert how(fp.compile(layer("RNN"), (x,), tune="model", confirm=False, special_values="exact")) == {"onednn"}
+    assert how(fp.compile(layer("RNN"), (x,), tune="model", confirm=False, special_values="exact")) == {"native"}
 
 
 @pytest.mark.parametrize("module", [layer("LSTM", proj_size=4), layer("GRU").double()])
@@ -105,7 +105,7 @@ def test_a_factor_behind_a_layer_stays_there():
         def forward(self, x):
             return self.layer(x)[0] * 3.0
 
-    assert how(check(Scaled(), (torch.randn(5, 3, 7),))) == {"onednn"}
+    assert how(check(Scaled(), (torch.randn(5, 3, 7),))) == {"native"}
 
 
 @NEEDS_BF16
@@ -125,7 +125,7 @@ def test_bf16_is_as_accurate_as_pytorch(kind, options):
     ):
         got = torch.cat([leaf.float().flatten() for leaf in leaves(net(src))])
         assert 0 < (got - expected).norm() <= 1.2 * (rounded - expected).norm()
-        assert how(net) == {"onednn"}
+        assert how(net) == {"native"}
 
 
 @pytest.mark.parametrize("kind", OPS)

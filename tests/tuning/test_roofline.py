@@ -21,10 +21,12 @@ from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.normalization import BatchNorm
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.prelu import Prelu
+from fmtprop.ops.recurrent import KINDS, Recurrent
 from fmtprop.ops.resampling import Resampling
 from fmtprop.ops.sum import Sum
 from fmtprop.passes.target import Candidate
 from fmtprop.targets.reference import ReferenceImplementation
+from fmtprop.tuning import roofline
 from fmtprop.tuning.efficiency import efficiency
 from fmtprop.tuning.peaks import FOOTPRINTS, Peaks
 from fmtprop.tuning.roofline import ModelCosts
@@ -63,6 +65,34 @@ def test_a_convolution_takes_the_time_of_its_arithmetic() -> None:
 def test_more_channels_and_larger_images_cost_more() -> None:
     costs = [COSTS.node(*conv(c, s, "jit:avx2", "aBcd8b")) for c, s in ((8, 7), (16, 7), (16, 14), (64, 14), (64, 56))]
     assert costs == sorted(costs) and len(set(costs)) == len(costs)
+
+
+def test_brgconv_copies_what_lies_between_the_numbers_of_dilated_windows() -> None:
+    def cost(apart: int, impl: str, tag: str) -> float:
+        src, dst = (MemoryDesc((1, 128, size), tag=tag) for size in (7500 + 2 * apart, 7500))
+        attrs = Conv((1,), (apart - 1,), (0,), (0,), 1)
+        node = Node("conv", "convolution", attrs, (TensorType(dst.dims),))
+        return COSTS.node(node, Candidate("onednn", impl, {"src": src, "weights": MemoryDesc((128, 128, 3))}, (dst,)))
+
+    assert cost(1, "brgconv:avx2", "acb") < cost(1, "jit:avx2", "aBc8b") < cost(2048, "brgconv:avx2", "acb")
+    assert cost(2048, "jit:avx2", "aBc8b") == cost(1, "jit:avx2", "aBc8b")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_steps_of_few_sequences_are_slow_in_onednn(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roofline, "threads_here", lambda: threads)
+
+    def cost(sequences: int, impl: str, **told: bool) -> float:
+        types = KINDS["lstm"].problem_types(32, sequences, 128, 128, 1)
+        node = Node("layer", "lstm", Recurrent(), (TensorType((32, sequences, 128)),))
+        operands = {name: MemoryDesc(type_.dims) for name, type_ in types.items()}
+        results = (MemoryDesc((32, sequences, 128)), *[MemoryDesc((1, 1, sequences, 128))] * 2)
+        return COSTS.node(node, Candidate("", impl, operands, results, handle=SimpleNamespace(**told)))
+
+    own = [cost(count, "recurrent:lstm:avx2", by_kernel=True) for count in (1, 2, 8)]
+    others = [cost(count, "brgemm:avx2") for count in (1, 2, 8)]
+    assert own[0] < 0.8 * others[0] and own[2] > others[2]
+    assert others[1] < 1.5 * others[0] and own[1] == pytest.approx((3 - threads) * own[0], rel=0.1)
 
 
 def test_channels_that_only_fill_a_block_are_computed_too() -> None:
