@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Sequence
 from typing import Annotated
@@ -11,7 +12,7 @@ import typer
 from fmtprop import __version__
 from fmtprop.cli.check import check, diff, whatif
 from fmtprop.cli.compare import report, run
-from fmtprop.cli.console import FAILED, TRACEBACK, emit, failing, printing_help, warning_printer
+from fmtprop.cli.console import FAILED, TRACEBACK, WarningsOfLog, emit, failing, printing_help, warning_printer
 from fmtprop.cli.doctor import doctor
 from fmtprop.cli.graphs import models, show
 from fmtprop.cli.layout import layout
@@ -63,5 +64,10 @@ def program(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program and end the process; see :func:`fmtprop.cli.main`."""
     with warnings.catch_warnings(), failing(FAILED), printing_help():
-        warnings.showwarning = warning_printer()
-        app(args=None if arguments is None else list(arguments), prog_name="fmtprop")
+        warnings.showwarning = show = warning_printer()
+        log, logged = logging.getLogger("fmtprop"), WarningsOfLog(show)
+        log.addHandler(logged)
+        try:
+            app(args=None if arguments is None else list(arguments), prog_name="fmtprop")
+        finally:
+            log.removeHandler(logged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 import sys
@@ -85,6 +86,18 @@ def warning_printer() -> Callable[..., None]:
             note(f"warning: {text}")
 
     return show
+
+
+class WarningsOfLog(logging.Handler):
+    """Prints what the package logs as warnings are printed, in place of logging's bare lines."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._show = show
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the message of a record."""
+        self._show(record.getMessage())
 
 
 def keep_stdout() -> None:

@@ -50,7 +50,7 @@ def keep_text(key: str, text: str) -> None:
         for _, old in sorted(_dated(path.parent))[:-MOST_TEXTS]:
             old.unlink(missing_ok=True)
     except OSError as error:
-        _LOG.warning("%s is not written: %s", path, error)
+        _LOG.warning("%s is not written, so a later process plans again: %s", path, error.strerror or error)
 
 
 def _path(key: str) -> Path:

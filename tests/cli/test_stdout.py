@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import warnings
 
 import pytest
 
 from fmtprop.cli.console import warning_printer
 from tests import processes
-from tests.cli.command import start
+from tests.cli.command import fmtprop, start
 
 
 @pytest.mark.parametrize("name", ["ONEDNN_VERBOSE", "DNNL_VERBOSE"])
@@ -46,3 +47,11 @@ def test_a_warning_is_printed_once(capsys):
         for text in ("a", "b", "a"):
             warnings.warn(text, RuntimeWarning, stacklevel=1)
     assert capsys.readouterr().err == "warning: a\nwarning: b\n"
+
+
+def test_what_the_package_logs_is_a_warning(capsys, monkeypatch):
+    log = logging.getLogger("fmtprop.store")
+    monkeypatch.setattr("fmtprop.builtin.catalogue", lambda: [log.warning("%s is not kept", "it") for _ in "ab"][:0])
+    code, _, err = fmtprop(capsys, "models")
+    assert (code, err) == (0, "warning: it is not kept\n")
+    assert not logging.getLogger("fmtprop").handlers
