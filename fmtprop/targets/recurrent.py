@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fmtprop.ir import Node
 from fmtprop.jit import LstmBytesKernel, RecurrentKernel
 from fmtprop.jit.recurrent import BLOCK, GATES
-from fmtprop.layout import MemoryDesc
+from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import LstmBytes
 from fmtprop.ops.recurrent import Recurrent
 from fmtprop.passes.assignment.formats import plain
@@ -36,7 +36,7 @@ def lstm_of_bytes(node: Node, attrs: LstmBytes, request: Request) -> Iterator[Wa
 def recurrent_layers(node: Node, attrs: Recurrent, request: Request) -> Iterator[Way]:
     """Yield the kernel: src_layer and dst_layer have rows of numbers side by side, weights have blocks of states."""
     kind = node.op.removeprefix("lbr_")
-    if kind not in GATES:
+    if kind not in GATES or request["src_layer"].dtype is not DataType.F32:
         return
     own = {name: plain(desc) for name, desc in request.items()}
     for name, order in (("weights_layer", "abEcd"), ("weights_iter", "abEcd"), ("bias", "abDc")):
