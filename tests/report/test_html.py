@@ -100,6 +100,10 @@ def test_a_browser_shows_it_without_complaint(browser, measured, tmp_path, width
     assert page.value("document.querySelectorAll('canvas').length") == 5
     assert page.value("document.querySelector('#detail h3').textContent") == name
     assert page.value("document.querySelectorAll('#detail figure img').length") == 2
+    figures = "[...document.querySelectorAll('#detail figure')]"
+    wide = page.value(f"{figures}.map((one) => [one.dataset.wide, one.scrollWidth - one.clientWidth])")
+    assert all(hint == str(beyond > 1).lower() for hint, beyond in wide)
+    assert any(hint == "true" for hint, _ in wide) == (width == 390)
     assert page.value("document.querySelectorAll('#rows tbody tr').length") == len(measured.reorders)
     assert page.value("document.getElementById('note').textContent") == "errors are relative to PyTorch"
     assert page.value("document.querySelectorAll('#rows th[aria-sort=descending]').length") == 1

@@ -196,7 +196,7 @@
     fill(parent, fill(element("thead"), fill(element("tr"), ...heads)), fill(element("tbody"), ...body));
     hint(parent);
   }
-  // a table that is wider than its place says so
+  // a table or picture that is wider than its place says so
   const hint = (made) => (made.parentElement.dataset.wide = String(made.parentElement.scrollWidth > made.parentElement.clientWidth + 1));
 
   const COLUMNS = [
@@ -292,6 +292,7 @@
   function pictures(formats) {
     return formats.filter(([, format]) => DATA.pictures.formats[format]).map(([side, format]) => {
       const image = element("img", null, { alt: "How a small tensor lies in memory in format " + safe(format), src: DATA.pictures.formats[format] });
+      image.addEventListener("load", () => hint(image));
       return fill(element("figure"), image, element("figcaption", side + format));
     });
   }
