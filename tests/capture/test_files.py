@@ -12,9 +12,10 @@ from torch import nn
 from torch._export.verifier import SpecViolationError
 
 import fmtprop
+from fmtprop import builtin
 from fmtprop.capture import from_torch, load, save
 from fmtprop.errors import GraphError, ImportModelError
-from fmtprop.ir import Graph, TensorType, builtin
+from fmtprop.ir import Graph, TensorType
 from tests.archive.archives import save as save_archive
 from tests.capture.checking import compare, run
 
