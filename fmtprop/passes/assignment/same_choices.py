@@ -113,7 +113,12 @@ class _Transfer(Assignment):
     # ------------------------------------------------------------------ kinds of node
 
     def _visit(self, node: Node) -> None:
-        if node.name in self.waiting or node.name in self.fixed:
+        if node.name in self.waiting:
+            return
+        if node.name in self.fixed:
+            if node.op == "output":  # a result that no input changes
+                self._operands(node)
+                super()._visit(node)
             return
         fusion = self.fused.get(node.name)
         if fusion is None:
