@@ -142,7 +142,7 @@ def test_everyone_gets_the_same_and_the_text_says_what_came_out():
     assert result.reference == "torch" and result["fmtprop"].speedup is not None
     assert told[0] == ("preparing fmtprop", 0) and told[-1] == ("timing", 4)
     text = result.to_text()
-    assert "speed-up over torch" in text and "threads of" in text
+    assert "speed-up over torch" in text and "1 thread of" in text
     (row,) = [line for line in text.splitlines() if line.startswith("│ wrong")]
     assert row.count("not timed") == 2
     (failure,) = result.failures

@@ -23,7 +23,7 @@ def test_run_checks_and_summarises(capsys):
     assert "policy optimal: kept is the plan " in out, "the certificate"
     assert "policy optimal: primitives and formats" in out
     assert "policy optimal: reorders of every run" in out
-    assert "slowest steps" not in out, "the summary is not the report"
+    assert "the slowest first" not in out, "the summary is not the report"
 
 
 @pytest.mark.parametrize("words", [["--policies", "plain,naive, propagate"], ["-p", "plain", "-p", "naive,propagate"]])
@@ -61,8 +61,8 @@ def test_report_file_as_text_has_every_detail(capsys, tmp_path):
     code, out, _ = fmtprop(capsys, "run", "chain", "-n", 1, "--report", path)
     assert code == 0
     text = path.read_text()
-    assert "slowest steps" in text and "compiled in: normalise" in text
-    assert "slowest steps" not in out
+    assert "all steps, the slowest first" in text and "compiled in: normalise" in text
+    assert "the slowest first" not in out
 
 
 def test_threads(capsys):
@@ -117,7 +117,7 @@ def test_warnings_are_lines(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path / "file"))
     code, _, err = fmtprop(capsys, "run", "chain", "-n", 1)
     assert code == 0
-    assert err and all(line.startswith("warning: cannot ") for line in err.splitlines())
+    assert err and all(line.startswith("warning: ") for line in err.splitlines())
 
 
 def test_verify_full(capsys):
@@ -151,7 +151,7 @@ def test_report_compares_all_policies_in_detail(capsys):
     assert "chain: policies of format assignment" in out
     for policy in [*GREEDY, "optimal"]:
         assert f"chain, policy {policy}, f32:" in out
-    assert out.count("slowest steps") == 4
+    assert out.count("the slowest first") == 4
 
 
 def test_report_into_a_file(capsys, tmp_path):

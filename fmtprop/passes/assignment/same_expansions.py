@@ -25,7 +25,8 @@ def expand_alike(graph: Graph, formatted: Graph, rewrites: Iterable[ExpandingPas
     for node in formatted.nodes():
         if node.name not in graph and node.op != "reorder":
             found[_owner(node.name)].append(node)
-    owners = {node.name: found[node.name] for node in graph.nodes() if node.name in found}
+    # a constant that a plan has packed already is named behind one of this graph, and is no part of an expansion
+    owners = {node.name: found[node.name] for node in graph.nodes() if node.name in found and node.name in formatted}
     if not owners:
         return graph
     forms = list(dict.fromkeys(form for rewrite in rewrites for form in rewrite.forms()))
