@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from fmtprop.ir import Node
-from fmtprop.jit import LstmBytesKernel, RecurrentKernel
+from fmtprop.jit import LstmBytesKernel, RecurrentKernel, StandaloneKernel
 from fmtprop.jit.recurrent import BLOCK, GATES
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import LstmBytes
@@ -17,20 +17,11 @@ from fmtprop.targets.as_rows import Way, as_asked, is_in_rows
 
 def lstm_of_bytes(node: Node, attrs: LstmBytes, request: Request) -> Iterator[Way]:
     """Yield the kernel: src and dst have rows of numbers that lie side by side, weights have blocks of 16 rows."""
-    own = {name: plain(desc) for name, desc in request.items()}
-    own["weights"] = MemoryDesc(own["weights"].dims, own["weights"].dtype, tag="AB16a4b")
-    formats = {name: as_asked(desc, own[name]) for name, desc in request.items()}
-    for name in ("src", "dst"):
-        if formats[name] is None and is_in_rows(request[name]) and request[name].strides[-1] == 1:
-            formats[name] = request[name]
-    found = {name: desc for name, desc in formats.items() if desc is not None}
-    if len(found) < len(request):
-        return
-    times, rows, states = found["dst"].dims
-    steps = (desc.strides[:2] for desc in (found["src"], found["dst"]))
-    kernel = LstmBytesKernel(times, rows, states, attrs.reverse, *((step, row) for step, row in steps))
-    results = ("dst", "dst_h", "dst_c")
-    yield kernel, {name: found[name] for name in request if name not in results}, tuple(found[name] for name in results)
+    found = _formats(request, {"weights": "AB16a4b"}, ("src", "dst"))
+    if found is not None:
+        times, rows, states = found["dst"].dims
+        steps = (_steps(found[name]) for name in ("src", "dst"))
+        yield _way(LstmBytesKernel(times, rows, states, attrs.reverse, *steps), found)
 
 
 def recurrent_layers(node: Node, attrs: Recurrent, request: Request) -> Iterator[Way]:
@@ -38,22 +29,36 @@ def recurrent_layers(node: Node, attrs: Recurrent, request: Request) -> Iterator
     kind = node.op.removeprefix("lbr_")
     if kind not in GATES or request["src_layer"].dtype is not DataType.F32:
         return
-    own = {name: plain(desc) for name, desc in request.items()}
-    for name, order in (("weights_layer", "abEcd"), ("weights_iter", "abEcd"), ("bias", "abDc")):
-        desc = own[name]
-        own[name] = MemoryDesc(desc.dims, desc.dtype, tag=f"{order}{BLOCK}{order[2].lower()}")
-    formats = {name: as_asked(desc, own[name]) for name, desc in request.items()}
-    for name in ("src_layer", "dst_layer"):
-        if formats[name] is None and is_in_rows(request[name]) and request[name].strides[-1] == 1:
-            formats[name] = request[name]
-    found = {name: desc for name, desc in formats.items() if desc is not None}
-    if len(found) < len(request):
-        return
-    times, sequences, channels = found["src_layer"].dims
-    steps = (desc.strides[:2] for desc in (found["src_layer"], found["dst_layer"]))
-    kernel = RecurrentKernel(
-        *(kind, times, sequences, channels, found["weights_iter"].dims[-1], attrs.directions),
-        *((step, row) for step, row in steps),
-    )
-    results = [name for name in request if name.startswith("dst_")]
-    yield kernel, {name: found[name] for name in request if name not in results}, tuple(found[n] for n in results)
+    weights = f"abEcd{BLOCK}e"
+    blocks = {"weights_layer": weights, "weights_iter": weights, "bias": f"abDc{BLOCK}d"}
+    found = _formats(request, blocks, ("src_layer", "dst_layer"))
+    if found is not None:
+        times, sequences, channels = found["src_layer"].dims
+        sizes = (times, sequences, channels, found["weights_iter"].dims[-1], attrs.directions)
+        steps = (_steps(found[name]) for name in ("src_layer", "dst_layer"))
+        yield _way(RecurrentKernel(kind, *sizes, *steps), found)
+
+
+def _formats(request: Request, tags: Mapping[str, str], in_rows: Sequence[str]) -> dict[str, MemoryDesc] | None:
+    """Return plain formats, but for those that have tags, and rows of a sequence at any distance; None for others."""
+    found = {}
+    for name, desc in request.items():
+        own = MemoryDesc(desc.dims, desc.dtype, tag=tags[name]) if name in tags else plain(desc)
+        have = as_asked(desc, own)
+        if have is None and name in in_rows and is_in_rows(desc) and desc.strides[-1] == 1:
+            have = desc
+        if have is None:
+            return None
+        found[name] = have
+    return found
+
+
+def _steps(desc: MemoryDesc) -> tuple[int, int]:
+    """Return the numbers from step to step, and from sequence to sequence."""
+    step, row, _ = desc.strides
+    return step, row
+
+
+def _way(kernel: StandaloneKernel, found: Request) -> Way:
+    operands = {name: desc for name, desc in found.items() if not name.startswith("dst")}
+    return kernel, operands, tuple(desc for name, desc in found.items() if name not in operands)

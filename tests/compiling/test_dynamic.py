@@ -533,3 +533,23 @@ def test_a_part_that_begins_later_in_a_tensor_has_sizes_that_follow(monkeypatch)
     monkeypatch.setattr("fmtprop.capture.specialise._Specialiser._called", None)
     x = torch.randn(2, 4, 7)
     assert torch.equal(net(x), Parts()(x))
+
+
+class Fixed(nn.Module):
+    """Results that no input changes: a parameter, and what is made of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.table = nn.Linear(8, 8), nn.Parameter(torch.arange(24.0).reshape(4, 6))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.head(x).relu(), self.table.t() * 2.0, self.head.weight + 1.0
+
+
+def test_results_that_no_input_changes_are_those_of_each_shape() -> None:
+    model = Fixed().eval()
+    net = fp.compile(model, (torch.randn(2, 8),), dynamic_shapes=({0: Dim("batch", min=2, max=64)},), tune="model")
+    for batch in (2, 3, 5, 9):
+        x = torch.randn(batch, 8)
+        for got, want in zip(net(x), model(x), strict=True):
+            torch.testing.assert_close(got, want)
