@@ -11,6 +11,7 @@ from fmtprop.capture import from_torch
 from fmtprop.compiling.stages import normalise
 from fmtprop.errors import PassError
 from fmtprop.ir.tensors import materialise
+from fmtprop.ir.types import TensorType
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.assignment.same_choices import SameChoices
@@ -134,3 +135,12 @@ def test_equal_nodes_are_expanded_once(monkeypatch):
         if one.op == "constant":
             assert torch.equal(*(materialise(graph.constants[one.name], one.results[0]) for graph in (shared, alone)))
     verify(shared, Stage.NORMAL)
+
+
+def test_a_constant_that_is_packed_already_is_no_part_of_an_expansion():
+    model, type_ = Net().eval(), TensorType((2, 3))
+    formatted = fp.compile(model, torch.randn(1, 3, 20, 20), deterministic=True).compilation.formatted.copy()
+    normal, _ = normalise(from_torch(model, torch.randn(1, 3, 31, 31)))
+    formatted.constant("table.packed", type_, torch.ones(2, 3))  # as a later shape's plan names it, without `table`
+    normal.constant("table", type_, torch.ones(2, 3))
+    assert expand_alike(normal, formatted, [Winograd()]) is normal
