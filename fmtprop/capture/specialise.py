@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 from torch.export import ExportedProgram
@@ -67,8 +68,12 @@ class Sizes:
         return [torch.empty(size, dtype=dtype, device="meta") for size, dtype in zip(sizes, types, strict=True)]
 
     def small(self, given: Sequence[torch.Tensor]) -> tuple[tuple[int, int, int], ...]:
-        """Return input, axis and size where a size that may change, or its symbol, is 0 or 1: export takes no part."""
-        shapes = zip((recorded.shape for _, recorded in self.inputs), (tensor.shape for tensor in given), strict=False)
+        """Return input, axis and size where a size that may change, or its symbol, is 0 or 1: export takes no part.
+
+        Raises InputError for what is no tensor of as many axes.
+        """
+        self._check_axes(given)
+        shapes = zip((recorded.shape for _, recorded in self.inputs), (tensor.shape for tensor in given), strict=True)
         pairs: list[list[tuple[Any, int]]] = [list(zip(*both, strict=False)) for both in shapes]
         return tuple(
             (index, axis, size)
@@ -82,14 +87,10 @@ class Sizes:
 
         `branches`: whether to ask also for the branches that the export took.
         """
-        if len(given) != len(self.inputs):
-            raise InputError(f"the model takes {len(self.inputs)} tensors, got {len(given)}")
+        self._check_axes(given)
         bound: dict[Any, tuple[int, str]] = {}
         related: list[tuple[str, Any, int]] = []
         for (name, recorded), tensor in zip(self.inputs, given, strict=True):
-            if not isinstance(tensor, torch.Tensor) or tensor.ndim != recorded.ndim:
-                shown = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else f"a {type(tensor).__name__}"
-                raise InputError(f"input {name}: expected a tensor of {recorded.ndim} axes, got {shown}")
             sizes: list[tuple[Any, int]] = list(zip(recorded.shape, tensor.shape, strict=True))
             for axis, (expected, size) in enumerate(sizes):
                 where = f"input {name} axis {axis}"
@@ -121,6 +122,17 @@ class Sizes:
                     f"branch there than for the example inputs, which have {guard.subs(places)}; compile it with "
                     "example inputs of such a size, too"
                 )
+
+    def _check_axes(self, given: Sequence[object]) -> None:
+        """Refuse what is no tensor of as many axes as the program's input."""
+        if len(given) != len(self.inputs):
+            raise InputError(f"the model takes {len(self.inputs)} tensors, got {len(given)}")
+        for (name, recorded), tensor in zip(self.inputs, given, strict=True):
+            if not isinstance(tensor, torch.Tensor):
+                remedy = f"; pass torch.from_numpy({name})" if isinstance(tensor, np.ndarray) else ""
+                raise InputError(f"input {name} must be a torch.Tensor, got {type(tensor).__name__}{remedy}")
+            if tensor.ndim != recorded.ndim:
+                raise InputError(f"input {name}: expected a tensor of {recorded.ndim} axes, got {tuple(tensor.shape)}")
 
     @staticmethod
     def _check_fixed(expected: int, size: int, where: str, why: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -282,6 +283,8 @@ def test_weights_that_changed_are_packed_again(monkeypatch) -> None:
             "axis 3: got 10, .* 9, which is fixed",
         ),
         (lambda: ((torch.randn(2, 3, 8),), {"scale": torch.randn(2, 1, 1)}), "expected a tensor of 4 axes"),
+        (lambda: ((None,), {"scale": torch.randn(2, 1, 1)}), "must be a torch.Tensor, got NoneType"),
+        (lambda: ((np.zeros((2, 3, 8, 9)),), {"scale": torch.randn(2, 1, 1)}), "got ndarray; pass torch.from_numpy"),
         (lambda: ((torch.randn(2, 3, 8, 9),), {}), "'scale' is missing"),
         (lambda: ((torch.randn(2, 3, 8, 9),), {"scale": torch.randn(2, 1, 1), "flip": True}), "fixed in the graph"),
         (lambda: ((torch.randn(2, 3, 8, 9).double(),), {"scale": torch.randn(2, 1, 1)}), "float64"),
