@@ -70,7 +70,7 @@ class Program(Assembler):
         for pointer in pointers:
             self.immediate("ADD_RM64_IMM32", pointer, nbytes)
 
-    def point(self, pointer: int, name: str, index: int, stride: str | int) -> None:
+    def point(self, pointer: int, name: str, index: int | MemoryOperand, stride: str | int) -> None:
         """Set a pointer to an item: `index` strides behind the argument of a name."""
         self.move(pointer, index)
         if isinstance(stride, str):

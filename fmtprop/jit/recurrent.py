@@ -1,10 +1,8 @@
-"""Kernel of a layer of an LSTM or a GRU of few sequences: all steps of a sequence and direction, in one call.
+"""Kernel of a layer of an LSTM or a GRU of few sequences: all steps of a direction of some sequences, in one call.
 
-For one sequence, oneDNN calls its products and functions anew in every step, with one row each time: it takes 1.2 to 2
-times as long (64 steps of 100 to 256 states, AVX2). Here, a step reads each weight once, in the order of memory.
-The products of the input do not wait for the state: six steps of them share a load of weights.
-
-Vectors are those of AVX2 on every machine: a step takes as long as its weights take from the second cache.
+For few sequences, oneDNN calls its products and functions anew in every step, with few rows each time. Here, a step
+reads each weight once for all sequences of a group, in the order of memory. The products of the input do not wait for
+the state: six steps of them share a load of weights.
 """
 
 from __future__ import annotations
@@ -14,8 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from fmtprop.jit.arguments import UNROLLED, Arguments
-from fmtprop.jit.isa import AVX2
-from fmtprop.jit.kernel import Kernel, serves, threads_for
+from fmtprop.jit.kernel import Kernel, isa, serves, threads_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 
 #: gates of weights, by the kind of layer; a block of sums has four in both: a GRU's last one is the state's part of the
@@ -23,18 +20,14 @@ from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 GATES: Final = {"lstm": 4, "gru": 3}
 SUMS: Final = 4
 
-#: states of a block
-BLOCK: Final = AVX2.lanes
-
-#: steps whose products of the input are computed together: their sums of two gates are twelve registers
+#: steps whose products of the input are computed together, and sequences of a group at most: their sums of two gates
+#: are twelve registers of the sixteen that AVX2 has
 STEPS: Final = 6
 
-#: most bytes of the weights of the state, read once for each sequence: what the second and the third cache give in
-#: time, for one or two sequences and for more. oneDNN, which reads them for several sequences at once, takes 1.1 to 2.6
-#: times as long below (an LSTM of 64 to 384 states), and 0.8 to 0.4 of the time above (512 states; 128 for 8
-#: sequences); its GRU takes 0.8 to 0.9 for more than two sequences (AVX2, v3.2, one thread)
-_FEW_SEQUENCES: Final = 2
-_MOST_NBYTES: Final = {"lstm": (3 << 20, 1 << 20), "gru": (3 << 20, 0)}
+#: most bytes of the weights of the state for up to six sequences; a quarter of them for up to twelve, a ninth for up to
+#: eighteen. Up to there, oneDNN, which reads them for all sequences at once, takes 1 to 2.3 times as long (layers of 48
+#: to 512 states, AVX2 and AVX-512, v3.2, one thread); beyond, 0.85 to 1
+_MOST_NBYTES, _MOST_GROUPS = 4 << 20, 3
 
 _TENSORS = ("src_layer", "src_iter", "src_iter_c", "weights_layer", "weights_iter", "bias")
 _RESULTS = ("dst_layer", "dst_iter", "dst_iter_c")
@@ -47,8 +40,9 @@ class RecurrentArguments(Arguments):
 
     _fields_ = (
         *((name, c_void_p) for name in (*_TENSORS, *_RESULTS, "table", "areas")),
-        *((name, c_uint64) for name in ("tasks", "sequences", "area", "blocks", "tiles")),
-        *((name, c_uint64) for name in ("state_nbytes", "padded_nbytes", "row_nbytes", "rows_nbytes", "cell")),
+        *((name, c_uint64) for name in ("tasks", "groups", "rows", "last_group", "sequences", "blocks", "vectors")),
+        *((name, c_uint64) for name in ("tiles", "area", "state", "next_state", "cell")),
+        *((f"{name}_nbytes", c_uint64) for name in ("state", "padded", "padding", "row", "step")),
         *(
             (f"{name}_{part}", c_uint64)
             for name in ("layer", "iter")
@@ -73,6 +67,8 @@ class RecurrentKernel(StandaloneKernel):
     channels: int
     states: int
     directions: int
+    #: groups of sequences that a step computes together
+    groups: int
     #: numbers from step to step, and from sequence to sequence, of src_layer and of dst_layer
     src_steps: tuple[int, int]
     dst_steps: tuple[int, int]
@@ -80,49 +76,67 @@ class RecurrentKernel(StandaloneKernel):
     @property
     def stem(self) -> str:
         """The kind of layer."""
-        return self.kind
-
-    @property
-    def impl(self) -> str:
-        """The kernel's name in plans and reports: its instruction set is the same everywhere."""
-        return f"recurrent:{self.kind}:{AVX2.name}"
+        return f"recurrent:{self.kind}"
 
     @property
     def is_offered(self) -> bool:
         """Whether this machine has such a kernel, for these sizes."""
         sizes = (self.times, self.sequences, self.channels, self.states)
-        nbytes = 4 * GATES[self.kind] * self.states**2 * self.sequences
-        return serves() and 0 not in sizes and nbytes <= _MOST_NBYTES[self.kind][self.sequences > _FEW_SEQUENCES]
+        nbytes = 4 * GATES[self.kind] * self.states**2
+        groups = -(-self.sequences // STEPS)
+        few = groups <= _MOST_GROUPS and nbytes * groups**2 <= _MOST_NBYTES
+        return serves() and 0 not in sizes and few
+
+    @property
+    def rows(self) -> int:
+        """Sequences of a group; the last group begins earlier where they do not come out even."""
+        return -(-self.sequences // self.groups)
+
+    @property
+    def tasks(self) -> int:
+        """What threads share."""
+        return self.directions * self.groups
 
     def assembled(self) -> Kernel:
-        """Return the code; layers of a kind share it, but for what is left of their steps."""
-        return assembled("recurrent_program", "recurrent", self.kind, self.times % STEPS, name=self.kind)
+        """Return the code; layers of a kind share it, but for what is left of their steps and for their groups."""
+        options = (self.kind, self.times % STEPS, self.rows, isa())
+        return assembled("recurrent_program", "recurrent", *options, name=self.kind)
 
     def work(self, threads: int) -> StandaloneWork:
-        """Return the kernel with arguments; its tensors are set later. Threads share sequences and directions."""
-        gates, blocks = GATES[self.kind], -(-self.states // BLOCK)
-        padded, tasks = 4 * blocks * BLOCK, self.directions * self.sequences
+        """Return the kernel with arguments; its tensors are set later. Threads share groups and directions."""
+        gates, block = GATES[self.kind], isa().lanes
+        blocks = -(-self.states // block)
+        padded = 4 * blocks * block
         row = padded * SUMS
-        area = STEPS * row + 3 * padded
+        step = self.rows * row
+        sums, states = STEPS * step, self.rows * padded
+        area = sums + 3 * states
         inputs = {"layer": self.channels, "iter": self.states}
-        threads = threads_for(self.products * 4, min(threads, tasks))
-        memory = (c_byte * (tasks * area + 64))()
+        threads = threads_for(self.products * 4, min(threads, self.tasks))
+        memory = (c_byte * (self.tasks * area + 64))()
         last = self.times - 1
         (src, src_row), (dst, dst_row) = ((4 * a, 4 * b) for a, b in (self.src_steps, self.dst_steps))
         arguments = RecurrentArguments(
             table=addressof(self.kernel.rows),
             areas=-(-addressof(memory) // 64) * 64,
-            tasks=tasks,
+            tasks=self.tasks,
+            groups=self.groups,
+            rows=self.rows,
+            last_group=self.sequences - self.rows,
             sequences=self.sequences,
             area=area,
             blocks=blocks,
+            vectors=self.rows * blocks,
             tiles=self.times // STEPS,
             state_nbytes=4 * self.states,
             padded_nbytes=padded,
+            padding_nbytes=padded - 4 * self.states,
             row_nbytes=row,
-            rows_nbytes=STEPS * row,
-            cell=STEPS * row + 2 * padded,
-            **{f"{name}_block_nbytes": count * gates * 4 * BLOCK for name, count in inputs.items()},
+            step_nbytes=step,
+            state=sums,
+            next_state=sums + states,
+            cell=sums + 2 * states,
+            **{f"{name}_block_nbytes": count * gates * 4 * block for name, count in inputs.items()},
             **{f"{name}_nbytes": count * gates * padded for name, count in inputs.items()},
             **{f"{name}_blocks": count // UNROLLED for name, count in inputs.items()},
             **{f"{name}_rest": count % UNROLLED for name, count in inputs.items()},

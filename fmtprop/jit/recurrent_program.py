@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -11,43 +11,42 @@ from iced_x86 import MemoryOperand, Register
 from fmtprop.jit.arguments import UNROLLED
 from fmtprop.jit.assembler import at
 from fmtprop.jit.functions import sigmoid, tanh
-from fmtprop.jit.isa import AVX2
+from fmtprop.jit.isa import Isa
 from fmtprop.jit.program import THREAD, THREADS, Program, with_table
 from fmtprop.jit.recurrent import GATES, STEPS, SUMS, RecurrentArguments
 
-#: the task, which is a direction of a sequence (nothing asks for threads any more); this thread's area, with rows of
-#: sums, the state, the next one, and an LSTM's cell
+#: the task, which is a direction of a group of sequences (nothing asks for threads any more); this thread's area, with
+#: the sums of steps, a row for each sequence, the states, the next ones, and an LSTM's cells
 _TASK, _AREA = THREADS, THREAD
 
-#: the numbers of a step in src and in dst; the state, and the next one; bytes from step to step of src
-_SRC, _DST, _STATE, _NEXT, _STEP = Register.R8, Register.R9, Register.R10, Register.R11, Register.R13
+#: the numbers of a step of the first sequence in src and in dst; the states, and the next ones
+_SRC, _DST, _STATE, _NEXT = Register.R8, Register.R9, Register.R10, Register.R11
 
-#: of products: weights, numbers of the first step and of the fourth, blocks and numbers that are left, sums, bias
-_WEIGHTS, _FROM, _FOURTH, _BLOCKS, _LEFT = Register.RSI, Register.RDI, Register.R14, Register.RCX, Register.R15
-_SUMS, _BIAS = Register.RAX, Register.RDX
+#: of products: weights, numbers of the first row and of the fourth, bytes from row to row, blocks and numbers that are
+#: left, sums, bias
+_WEIGHTS, _FROM, _FOURTH, _AWAY = Register.RSI, Register.RDI, Register.R14, Register.R13
+_BLOCKS, _LEFT, _SUMS, _BIAS = Register.RCX, Register.R15, Register.RAX, Register.RDX
 
-#: of functions: the sums of a step, the state, the next one and the cell at a block, and the constants
-_ROW, _BEFORE, _AFTER, _CELL, _TABLE = Register.R14, Register.RSI, Register.RDI, Register.R15, Register.RDX
+#: of functions: the states, the next ones and the cells at a block, and the constants
+_BEFORE, _AFTER, _CELL, _TABLE = Register.RSI, Register.RDI, Register.R15, Register.RDX
 
 #: places in the frame: what the caller has in registers, and numbers of a task
 _SAVED = {Register.R13: 0, Register.R14: 8, Register.R15: 16}
-_END, _LAYER, _ITER, _BIASES, _DST_STEP, _LEFT_STEPS, _LEFT_TILES, _BLOCK_WEIGHTS = range(24, 88, 8)
-_FRAME_NBYTES = 88
-
-#: bytes of the sums of a block
-_BLOCK_NBYTES = SUMS * AVX2.nbytes
+_END, _STATES, _LAYER, _ITER, _BIASES, _SRC_STEP, _DST_STEP = range(24, 80, 8)
+_LEFT_TILES, _LEFT_ROWS, _NUMBERS, _FIRST_SUMS, _BLOCK_WEIGHTS = range(80, 120, 8)
+_FRAME_NBYTES = 120
 
 
-def recurrent(kind: str, rest: int) -> tuple[bytes, bytes]:
+def recurrent(kind: str, rest: int, rows: int, isa: Isa) -> tuple[bytes, bytes]:
     """Return the program, and the table of constants that it reads.
 
-    `kind`: a key of `GATES`. `rest`: steps behind the last six.
+    `kind`: a key of `GATES`. `rest`: steps behind the last six. `rows`: sequences of a group.
     """
-    return with_table(partial(_assembled, kind, rest))
+    return with_table(partial(_assembled, kind, rest, rows, isa))
 
 
-def _assembled(kind: str, rest: int, numbers: tuple[bytes, ...]) -> _Recurrent:
-    p = _Recurrent(kind, numbers)
+def _assembled(kind: str, rest: int, rows: int, isa: Isa, numbers: tuple[bytes, ...]) -> _Recurrent:
+    p = _Recurrent(kind, rows, isa, numbers)
     p.share(Register.RSI, Register.RDI, "tasks")
     p.advance(-_FRAME_NBYTES, Register.RSP)
     for register, place in _SAVED.items():
@@ -55,60 +54,77 @@ def _assembled(kind: str, rest: int, numbers: tuple[bytes, ...]) -> _Recurrent:
     p.keep(_END, Register.RDI)
     p.point(_AREA, "areas", _AREA, "area")
     p.move(_TASK, Register.RSI)
-    with p.until(_TASK, at(Register.RSP, _END)):
-        p.sequence(rest)
+    with p.until(_TASK, kept(_END)):
+        p.group(rest)
     for register, place in _SAVED.items():
-        p.move(register, at(Register.RSP, place))
+        p.move(register, kept(place))
     p.advance(_FRAME_NBYTES, Register.RSP)
     return p
 
 
+def kept(place: int) -> MemoryOperand:
+    """Return what stands at a place of the frame."""
+    return at(Register.RSP, place)
+
+
 class _Recurrent(Program):
-    def __init__(self, kind: str, numbers: tuple[bytes, ...]) -> None:
-        super().__init__(AVX2, RecurrentArguments, bf16=False)
-        self._gates, self._constants, self._is_lstm = GATES[kind], numbers, kind == "lstm"
+    def __init__(self, kind: str, rows: int, isa: Isa, numbers: tuple[bytes, ...]) -> None:
+        super().__init__(isa, RecurrentArguments, bf16=False)
+        self._gates, self._rows, self._constants, self._is_lstm = GATES[kind], rows, numbers, kind == "lstm"
         #: for each gate, the place of its sum with the input, and with the state
         self._places = {"layer": range(self._gates), "iter": (0, 1, 2, 3) if self._is_lstm else (0, 1, 3)}
 
     def keep(self, place: int, register: Any) -> None:
         """Write a register to the frame."""
-        self.emit("MOV_RM64_R64", at(Register.RSP, place), register)
+        self.emit("MOV_RM64_R64", kept(place), register)
 
-    # ------------------------------------------------------------------ one direction of a sequence
+    # ------------------------------------------------------------------ one direction of a group
 
-    def sequence(self, rest: int) -> None:
+    def group(self, rest: int) -> None:
         """Compute all steps of a task."""
         self._begin()
-        cell = [("iter_c", _CELL)] if self._is_lstm else []
-        self._point_to_cell()
-        for name, pointer in (("iter", _STATE), *cell):
-            self._of_task(Register.RSI, f"src_{name}")
-            self._copy(pointer)
+        states = [("iter", "state"), *([("iter_c", "cell")] if self._is_lstm else [])]
+        for name, place in states:
+            self.point(Register.RSI, f"src_{name}", kept(_STATES), "state_nbytes")
+            self._in_area(Register.RDI, place)
+            for _ in range(self._rows):
+                self._copy_state()
+                self.add(Register.RDI, self.argument("padding_nbytes"))
         with self.repeat(self.argument("tiles"), Register.RCX):
             self.keep(_LEFT_TILES, Register.RCX)
             self._inputs(STEPS)
             self._steps(STEPS)
-            self.move(Register.RCX, at(Register.RSP, _LEFT_TILES))
+            self.move(Register.RCX, kept(_LEFT_TILES))
         if rest:
             self._inputs(rest)
             self._steps(rest)
-        self._point_to_cell()
-        for name, pointer in (("iter", _STATE), *cell):
-            self._of_task(Register.RDI, f"dst_{name}")
+        for (name, _), pointer in zip(states, (_STATE, _CELL), strict=False):
+            if pointer == _CELL:
+                self._in_area(_CELL, "cell")
+            self.point(Register.RDI, f"dst_{name}", kept(_STATES), "state_nbytes")
             self.move(Register.RSI, pointer)
-            self._copy(Register.RDI)
+            for _ in range(self._rows):
+                self._copy_state()
+                self.add(Register.RSI, self.argument("padding_nbytes"))
 
     def _begin(self) -> None:
         """Point to the first step of the task, and to the weights of its direction."""
-        self.divide(_TASK, self.argument("sequences"))  # the direction in RAX, the sequence in RDX
+        self.divide(_TASK, self.argument("groups"))  # the direction in RAX, the group in RDX
+        self.emit("IMUL_R64_RM64", Register.RDX, self.argument("rows"))
+        self.emit("CMP_R64_RM64", Register.RDX, self.argument("last_group"))
+        self.emit("CMOVA_R64_RM64", Register.RDX, self.argument("last_group"))  # now the first sequence
+        self.move(Register.RCX, Register.RAX)
+        self.emit("IMUL_R64_RM64", Register.RCX, self.argument("sequences"))
+        self.add(Register.RCX, Register.RDX)
+        self.keep(_STATES, Register.RCX)
         for pointer, name in ((_SRC, "src"), (_DST, "dst")):
             self.move(pointer, Register.RDX)
             self.emit("IMUL_R64_RM64", pointer, self.argument(f"{name}_row"))
             self.add(pointer, self.argument(f"{name}_layer"))
             self.add(pointer, self._of_direction(f"{name}_first"))
-        self.move(_STEP, self._of_direction("src_step"))
-        self.move(Register.RCX, self._of_direction("dst_step"))
-        self.keep(_DST_STEP, Register.RCX)
+        for place, name in ((_SRC_STEP, "src_step"), (_DST_STEP, "dst_step")):
+            self.move(Register.RCX, self._of_direction(name))
+            self.keep(place, Register.RCX)
         for place, tensor, stride in (
             (_LAYER, "weights_layer", "layer_nbytes"),
             (_ITER, "weights_iter", "iter_nbytes"),
@@ -116,136 +132,161 @@ class _Recurrent(Program):
         ):
             self.point(Register.RCX, tensor, Register.RAX, stride)
             self.keep(place, Register.RCX)
-        self.move(_STATE, _AREA)
-        self.add(_STATE, self.argument("rows_nbytes"))
-        self.move(_NEXT, _STATE)
-        self.add(_NEXT, self.argument("padded_nbytes"))
+        self._in_area(_STATE, "state")
+        self._in_area(_NEXT, "next_state")
 
     def _of_direction(self, name: str) -> MemoryOperand:
         """Return an argument of the direction in RAX."""
         return at(Register.RBX, getattr(RecurrentArguments, name).offset, Register.RAX, 8)
 
-    def _of_task(self, pointer: Any, name: str) -> None:
-        """Point to a state before or after the sequence."""
-        self.point(pointer, name, _TASK, "state_nbytes")
+    def _in_area(self, pointer: Any, name: str) -> None:
+        """Point to a part of the area."""
+        self.move(pointer, _AREA)
+        self.add(pointer, self.argument(name))
 
-    def _point_to_cell(self) -> None:
-        self.move(_CELL, _AREA)
-        self.add(_CELL, self.argument("cell"))
-
-    def _copy(self, to: Any) -> None:
-        """Copy a state from where RSI points to."""
-        self.move(Register.RDI, to)
+    def _copy_state(self) -> None:
+        """Copy a state from where RSI points to where RDI points."""
         self.move(Register.RCX, self.argument("state_nbytes"))
         self.copy_bytes()
 
     def _steps(self, count: int) -> None:
         """Go through steps whose sums with the input are there."""
-        self.move(_ROW, _AREA)
+        self.keep(_FIRST_SUMS, _AREA)
         self.immediate("MOV_RM64_IMM32", Register.RCX, count)
         with self.repeat(Register.RCX, Register.RCX):
-            self.keep(_LEFT_STEPS, Register.RCX)
-            self._product("iter", _STATE, at(Register.RSP, _ITER))
+            self.keep(_LEFT_ROWS, Register.RCX)
+            self.keep(_NUMBERS, _STATE)
+            self.move(_AWAY, self.argument("padded_nbytes"))
+            self._product("iter", self._rows, "row_nbytes")
             self._apply()
             self.move(Register.RSI, _NEXT)
-            self._copy(_DST)
-            self.add(_SRC, _STEP)
-            self.add(_DST, at(Register.RSP, _DST_STEP))
-            self.add(_ROW, self.argument("row_nbytes"))
+            self.move(Register.RAX, _DST)
+            for _ in range(self._rows):
+                self.move(Register.RDI, Register.RAX)
+                self._copy_state()
+                self.add(Register.RSI, self.argument("padding_nbytes"))
+                self.add(Register.RAX, self.argument("dst_row"))
+            self.add(_SRC, kept(_SRC_STEP))
+            self.add(_DST, kept(_DST_STEP))
             self.emit("XCHG_RM64_R64", _STATE, _NEXT)
-            self.move(Register.RCX, at(Register.RSP, _LEFT_STEPS))
+            self._next_row(_FIRST_SUMS, self.argument("step_nbytes"))
+            self.move(Register.RCX, kept(_LEFT_ROWS))
+
+    def _next_row(self, place: int, nbytes: MemoryOperand) -> None:
+        """Move a pointer of the frame on."""
+        self.move(Register.RAX, kept(place))
+        self.add(Register.RAX, nbytes)
+        self.keep(place, Register.RAX)
 
     # ------------------------------------------------------------------ products
 
     def _inputs(self, count: int) -> None:
-        """Write sums of bias and products with the input, for some steps from this one on."""
-        if count == 1:
-            self.move(_ROW, _AREA)
-            self.move(Register.RSI, at(Register.RSP, _BIASES))
-            self.move(Register.RDI, _ROW)
-            self.move(Register.RCX, self.argument("row_nbytes"))
-            self.copy_bytes()
-            self._product("layer", _SRC, at(Register.RSP, _LAYER))
-            return
-        self.move(_SUMS, _AREA)
-        self.move(_BIAS, at(Register.RSP, _BIASES))
-        self.move(_WEIGHTS, at(Register.RSP, _LAYER))
+        """Write sums of bias and products with the input, for some steps from this one on.
+
+        A product's rows are steps of a sequence, or the sequences of a step where these are more.
+        """
+        steps = (count, kept(_SRC_STEP), "step_nbytes")
+        sequences = (self._rows, self.argument("src_row"), "row_nbytes")
+        within, over = (steps, sequences) if count >= self._rows else (sequences, steps)
+        rows, away, distance = within
+        times, src_nbytes, sums_nbytes = over
+        self.keep(_NUMBERS, _SRC)
+        self.keep(_FIRST_SUMS, _AREA)
+        self.move(_AWAY, away)
+        self.immediate("MOV_RM64_IMM32", Register.RCX, times)
+        with self.repeat(Register.RCX, Register.RCX):
+            self.keep(_LEFT_ROWS, Register.RCX)
+            self._product("layer", rows, distance)
+            self._next_row(_NUMBERS, src_nbytes)
+            self._next_row(_FIRST_SUMS, self.argument(sums_nbytes))
+            self.move(Register.RCX, kept(_LEFT_ROWS))
+
+    def _product(self, name: str, rows: int, distance: str) -> None:
+        """Add products of some rows of numbers to their sums, which begin with the bias in case of the input."""
+        is_layer = name == "layer"
+        #: gates whose sums, weights and one number find room in the registers
+        wide = next(x for x in (self._gates, 2) if (rows + 1) * x < self.isa.registers)
+        self.move(_SUMS, kept(_FIRST_SUMS))
+        self.move(_BIAS, kept(_BIASES))
+        self.move(_WEIGHTS, kept(_LAYER if is_layer else _ITER))
         with self.repeat(self.argument("blocks"), _BLOCKS):
             self.keep(_BLOCK_WEIGHTS, _WEIGHTS)
-            for first in range(0, self._gates, 2):
-                self._tile(range(first, min(first + 2, self._gates)), count)
-            if self._gates < SUMS:
+            for first in range(0, self._gates, wide):
+                self._tile(name, range(first, min(first + wide, self._gates)), rows, distance)
+            if is_layer and self._gates < SUMS:
                 self.v("VMOVUPS", self.register(0), self._at(_BIAS, self._gates))
-                self._store(count, {self._gates: 0}, 0)
-            self.move(_WEIGHTS, at(Register.RSP, _BLOCK_WEIGHTS))
-            self.add(_WEIGHTS, self.argument("layer_block_nbytes"))
-            self.advance(_BLOCK_NBYTES, _SUMS, _BIAS)
+                self._at_rows(rows, distance, lambda _: self._store(self._gates, self.register(0)))
+            self.move(_WEIGHTS, kept(_BLOCK_WEIGHTS))
+            self.add(_WEIGHTS, self.argument(f"{name}_block_nbytes"))
+            self.advance(SUMS * self.isa.nbytes, _SUMS, _BIAS)
 
-    def _tile(self, gates: range, count: int) -> None:
-        """Write a block's sums of one gate or two, for some steps."""
-        wide, (*loaded, number) = len(gates), (self.register(x) for x in (12, 13, 14))
-        for column, gate in enumerate(gates):
-            for row in range(count):
-                bias = self._at(_BIAS, gate) if row == 0 else self.register(column)
-                self.v("VMOVUPS", self.register(row * wide + column), bias)
-        self.move(_FROM, _SRC)
-        self.move(_FOURTH, _SRC)
-        for _ in range(3):
-            self.add(_FOURTH, _STEP)
-        self.move(_WEIGHTS, at(Register.RSP, _BLOCK_WEIGHTS))
-        for unit in self._units("layer", _FROM, _FOURTH):
-            for column, gate in enumerate(gates):
-                self.v("VMOVUPS", loaded[column], self._at(_WEIGHTS, unit * self._gates + gate))
-            for row in range(count):
+    def _tile(self, name: str, gates: range, rows: int, distance: str) -> None:
+        """Write a block's sums of some gates, for some rows."""
+        wide, places = len(gates), [self._places[name][gate] for gate in gates]
+        # two sums where there are few: an addition waits for the one before
+        chains = 2 if rows == 1 else 1
+        sums = [
+            [[self.register((row * wide + x) * chains + chain) for chain in range(chains)] for x in range(wide)]
+            for row in range(rows)
+        ]
+        free = rows * wide * chains
+        number, loaded = self.register(free), [self.register(free + 1 + x) for x in range(wide)]
+
+        def begin(row: int) -> None:
+            for column, (first, *others) in enumerate(sums[row]):
+                self.v("VMOVUPS", first, self._at(_BIAS if name == "layer" else _FROM, places[column]))
+                for other in others:
+                    self.zero(other)
+
+        def end(row: int) -> None:
+            for column, (first, *others) in enumerate(sums[row]):
+                for other in others:
+                    self.v("VADDPS", first, first, other)
+                self._store(places[column], first)
+
+        self._at_rows(rows, distance, begin)
+        self.move(_FROM, kept(_NUMBERS))
+        self.move(_FOURTH, _FROM)
+        for _ in range(3 if rows > 3 else 0):
+            self.add(_FOURTH, _AWAY)
+        self.move(_WEIGHTS, kept(_BLOCK_WEIGHTS))
+        for unit in self._units(name):
+            weights: list[int | MemoryOperand] = [self._at(_WEIGHTS, unit * self._gates + gate) for gate in gates]
+            if rows > 1:
+                for column in range(wide):
+                    self.v("VMOVUPS", loaded[column], weights[column])
+                weights = [*loaded]
+            for row in range(rows):
                 self.v("VBROADCASTSS", number, self._numbers_of(row, 4 * unit))
                 for column in range(wide):
-                    self.v("VFMADD231PS", self.register(row * wide + column), number, loaded[column])
-        self._store(count, {gate: column for column, gate in enumerate(gates)}, wide)
+                    self.v("VFMADD231PS", sums[row][column][unit % chains], number, weights[column])
+        self._at_rows(rows, distance, end)
 
-    def _units(self, name: str, *pointers: Any) -> Iterator[int]:
-        """Add loops over the numbers of a step, to which there are pointers, and their weights; yield their places."""
+    def _units(self, name: str) -> Iterator[int]:
+        """Add loops over the numbers of rows and their weights; yield their places."""
         for part, units in (("blocks", UNROLLED), ("rest", 1)):
             with self.repeat(self.argument(f"{name}_{part}"), _LEFT):
                 yield from range(units)
-                self.advance(units * self._gates * AVX2.nbytes, _WEIGHTS)
-                self.advance(4 * units, *pointers)
+                self.advance(units * self._gates * self.isa.nbytes, _WEIGHTS)
+                self.advance(4 * units, _FROM, _FOURTH)
 
     def _numbers_of(self, row: int, nbytes: int) -> MemoryOperand:
-        """Return a number of the step that is `row` steps away."""
+        """Return a number of the row that is `row` rows away."""
         first, away = (_FROM, row) if row < 3 else (_FOURTH, row - 3)
-        return at(first, nbytes, _STEP, away) if away else at(first, nbytes)
+        return at(first, nbytes, _AWAY, away) if away else at(first, nbytes)
 
-    def _store(self, count: int, places: dict[int, int], wide: int) -> None:
-        """Write sums of some steps: from their places to the registers of the first step, `wide` before the next's."""
+    def _at_rows(self, rows: int, distance: str, use: Callable[[int], None]) -> None:
+        """Go through rows of a block's sums, to which `_FROM` points."""
         self.move(_FROM, _SUMS)
-        for row in range(count):
-            for place, first in places.items():
-                self.v("VMOVUPS <", self._at(_FROM, place), self.register(row * wide + first))
-            self.add(_FROM, self.argument("row_nbytes"))
+        for row in range(rows):
+            use(row)
+            self.add(_FROM, self.argument(distance))
 
-    def _product(self, name: str, numbers: Any, weights: MemoryOperand) -> None:
-        """Add the products of one step's numbers to its sums, block by block."""
-        self.move(_SUMS, _ROW)
-        self.move(_WEIGHTS, weights)
-        number = self.register(2 * SUMS)
-        # two sums for each gate: an addition waits for the one before
-        chains = [(self.register(2 * gate), self.register(2 * gate + 1)) for gate in range(self._gates)]
-        with self.repeat(self.argument("blocks"), _BLOCKS):
-            for (first, second), place in zip(chains, self._places[name], strict=True):
-                self.v("VMOVUPS", first, self._at(_SUMS, place))
-                self.zero(second)
-            self.move(_FROM, numbers)
-            for unit in self._units(name, _FROM):
-                self.v("VBROADCASTSS", number, at(_FROM, 4 * unit))
-                for gate, sums in enumerate(chains):
-                    self.v("VFMADD231PS", sums[unit % 2], number, self._at(_WEIGHTS, unit * self._gates + gate))
-            for (first, second), place in zip(chains, self._places[name], strict=True):
-                self.v("VADDPS", first, first, second)
-                self.v("VMOVUPS <", self._at(_SUMS, place), first)
-            self.advance(_BLOCK_NBYTES, _SUMS)
+    def _store(self, place: int, x: int) -> None:
+        self.v("VMOVUPS <", self._at(_FROM, place), x)
 
     def _at(self, pointer: Any, vector: int) -> MemoryOperand:
-        return at(pointer, vector * AVX2.nbytes)
+        return at(pointer, vector * self.isa.nbytes)
 
     # ------------------------------------------------------------------ functions
 
@@ -253,14 +294,14 @@ class _Recurrent(Program):
         """Compute the next state, and the cell, from the sums of a step."""
         self.move(_TABLE, self.argument("table"))
         self.load_numbers(self._constants)
-        self.move(_SUMS, _ROW)
+        self.move(_SUMS, kept(_FIRST_SUMS))
         self.move(_BEFORE, _STATE)
         self.move(_AFTER, _NEXT)
-        self._point_to_cell()
-        with self.repeat(self.argument("blocks"), _BLOCKS):
+        self._in_area(_CELL, "cell")
+        with self.repeat(self.argument("vectors"), _BLOCKS):
             (self._lstm if self._is_lstm else self._gru)()
-            self.advance(_BLOCK_NBYTES, _SUMS)
-            self.advance(AVX2.nbytes, _BEFORE, _AFTER, _CELL)
+            self.advance(SUMS * self.isa.nbytes, _SUMS)
+            self.advance(self.isa.nbytes, _BEFORE, _AFTER, _CELL)
 
     def _function(self, place: int, *, is_tanh: bool) -> None:
         """Apply a function to a gate's sums, in place."""

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fmtprop.ir import Node
 from fmtprop.jit import LstmBytesKernel, RecurrentKernel, StandaloneKernel
-from fmtprop.jit.recurrent import BLOCK, GATES
+from fmtprop.jit.kernel import isa
+from fmtprop.jit.recurrent import GATES, STEPS
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import LstmBytes
 from fmtprop.ops.recurrent import Recurrent
 from fmtprop.passes.assignment.formats import plain
 from fmtprop.passes.target import Request
 from fmtprop.targets.as_rows import Way, as_asked, is_in_rows
+from fmtprop.targets.executable import threads_here
 
 
 def lstm_of_bytes(node: Node, attrs: LstmBytes, request: Request) -> Iterator[Way]:
@@ -29,12 +31,13 @@ def recurrent_layers(node: Node, attrs: Recurrent, request: Request) -> Iterator
     kind = node.op.removeprefix("lbr_")
     if kind not in GATES or request["src_layer"].dtype is not DataType.F32:
         return
-    weights = f"abEcd{BLOCK}e"
-    blocks = {"weights_layer": weights, "weights_iter": weights, "bias": f"abDc{BLOCK}d"}
+    weights = f"abEcd{isa().lanes}e"
+    blocks = {"weights_layer": weights, "weights_iter": weights, "bias": f"abDc{isa().lanes}d"}
     found = _formats(request, blocks, ("src_layer", "dst_layer"))
     if found is not None:
         times, sequences, channels = found["src_layer"].dims
-        sizes = (times, sequences, channels, found["weights_iter"].dims[-1], attrs.directions)
+        groups = max(-(-sequences // STEPS), min(sequences, threads_here() // attrs.directions))
+        sizes = (times, sequences, channels, found["weights_iter"].dims[-1], attrs.directions, groups)
         steps = (_steps(found[name]) for name in ("src_layer", "dst_layer"))
         yield _way(RecurrentKernel(kind, *sizes, *steps), found)
 

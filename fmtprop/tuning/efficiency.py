@@ -23,7 +23,7 @@ _EFFICIENCY = (
     ("ref_", (0.004, 0.004, 0.004)),
     ("ref", (0.7, 0.7, 0.7)),
     ("aten::mkldnn_rnn", (0.75, 0.75, 0.75)),
-    ("recurrent", (0.45, 0.45, 0.45)),
+    ("recurrent", (0.95, 0.95, 0.95)),
     ("attention", (0.65, 0.65, 0.65)),
     ("simple", (0.02, 0.02, 0.02)),
     ("brdgmm", (0.30, 0.30, 0.30)),
@@ -47,10 +47,10 @@ _EFFICIENCY = (
 )
 _OTHER = (0.5, 0.5, 0.2)
 
-#: sequences with which oneDNN's recurrent layers reach half of these shares: each step is a product of as many rows. A
-#: kernel of our own reads the weights for one sequence after the other. LSTMs of 64 to 256 states, 32 steps of 1 to 8
-#: sequences, the kernel's time over oneDNN's: 0.4, 0.65, 0.9 and 1.3 (AVX2, v3.2)
-_HALF_SEQUENCES = 4.0
+#: sequences with which recurrent layers reach half of these shares, by oneDNN and by the kernel of our own: a step is a
+#: product of as many rows. LSTMs of 48 to 512 states, 48 steps of 1, 2, 4, 6 and 8 sequences, the kernel's time over
+#: oneDNN's: 0.6, 0.55, 0.7, 0.8 and 0.85 (AVX-512), 0.5, 0.5, 0.7, 0.7 and 0.7 (AVX2, v3.2, one thread)
+_HALF_SEQUENCES, _HALF_SEQUENCES_OF_KERNEL = 1.5, 0.8
 
 #: prefixes of an implementation of another primitive; its gemm gathers nothing, except for a convolution
 _WRAPPERS = ("inner_product:", "matmul:", "reorder:")
@@ -137,9 +137,9 @@ def filled(impl: str, lanes: int, linear: Linear, src: MemoryDesc, weights: Memo
     return channels / (channels + next(halves, _HALF_BY_CALLS))
 
 
-def in_steps(sequences: int) -> float:
-    """Return the part of its speed at which oneDNN computes the steps of so many sequences."""
-    return sequences / (sequences + _HALF_SEQUENCES)
+def in_steps(sequences: int, *, by_kernel: bool = False) -> float:
+    """Return the part of its speed at which oneDNN, or the kernel, computes the steps of so many sequences."""
+    return sequences / (sequences + (_HALF_SEQUENCES_OF_KERNEL if by_kernel else _HALF_SEQUENCES))
 
 
 def is_by_vectors(impl: str, linear: Linear, src: MemoryDesc, weights: MemoryDesc, dst: MemoryDesc) -> bool:

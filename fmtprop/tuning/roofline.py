@@ -184,7 +184,7 @@ class ModelCosts:
             reached = efficiency(candidate.impl, shape)
             reached *= filled(candidate.impl, self._lanes, linear, src, weights)
             if linear.by_steps:
-                reached *= self._in_steps(src.dims[1], weights.dims[1], by_kernel=_says(candidate, "by_kernel"))
+                reached *= _in_steps(candidate, src.dims[1])
             if self._lanes > _AVX2_LANES and candidate.impl.endswith(":avx2"):
                 reached *= _AVX2_LANES / self._lanes
             elif self._lanes > _AVX2_LANES and _is_pointwise_across(candidate.impl, src):
@@ -239,12 +239,6 @@ class ModelCosts:
         call = self.peaks.call * (_PRODUCT_CALL if linear is not None else 1.0)
         after = self._kernel(dst) if candidate.is_followed else 0.0
         return call + max(arithmetic, moved) + after
-
-    def _in_steps(self, sequences: int, directions: int, *, by_kernel: bool) -> float:
-        """Return the part of its speed at which a recurrent layer runs; a kernel's threads share its sequences."""
-        if by_kernel:
-            return min(1.0, sequences * directions / threads_here())
-        return in_steps(sequences)
 
     def _peak(self, src: DataType, dst: DataType) -> float:
         """Return the operations per second of products: those of bytes by the source, others by the result."""
@@ -359,6 +353,14 @@ class ModelCosts:
 def _says(candidate: Candidate, name: str) -> bool:
     """Return an attribute of a candidate's implementation; a bare candidate has none."""
     return bool(getattr(candidate.handle, name, False))
+
+
+def _in_steps(candidate: Candidate, sequences: int) -> float:
+    """Return the part of its speed at which a recurrent layer runs; a kernel's threads share its tasks."""
+    kernel = getattr(candidate.handle, "kernel", None)
+    if kernel is None:
+        return in_steps(sequences)
+    return in_steps(kernel.rows, by_kernel=True) * float(min(1.0, kernel.tasks / threads_here()))
 
 
 def _sizes_along(node: Node, operands: Mapping[str, MemoryDesc], dst: MemoryDesc) -> list[MemoryDesc]:

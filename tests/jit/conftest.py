@@ -22,6 +22,7 @@ from fmtprop.jit import (
     no_code,
     norms,
     quantize_rows,
+    recurrent,
     rotary,
     round,
     row_norm,
@@ -39,7 +40,19 @@ _NARROW = pytest.mark.skipif("avx512" not in dnnl.lib().isa, reason="this CPU ha
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Isa:
     """Kernels of whole nodes are those of this instruction set."""
     kernels = (attention, attention_rows, bag, batch_norms, depthwise, gemv, given_norm, grouped_convolution, norms)
-    for module in (standalone, *kernels, average, lstm_bytes, quantize_rows, rotary, round, row_norm, rows, softmax):
+    for module in (
+        standalone,
+        *kernels,
+        average,
+        lstm_bytes,
+        quantize_rows,
+        recurrent,
+        rotary,
+        round,
+        row_norm,
+        rows,
+        softmax,
+    ):
         monkeypatch.setattr(module, "isa", lambda: request.param)
     return request.param
 

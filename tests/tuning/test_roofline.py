@@ -82,17 +82,22 @@ def test_brgconv_copies_what_lies_between_the_numbers_of_dilated_windows() -> No
 def test_steps_of_few_sequences_are_slow_in_onednn(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofline, "threads_here", lambda: threads)
 
-    def cost(sequences: int, impl: str, **told: bool) -> float:
+    def cost(sequences: int, impl: str, **told: object) -> float:
         types = KINDS["lstm"].problem_types(32, sequences, 128, 128, 1)
         node = Node("layer", "lstm", Recurrent(), (TensorType((32, sequences, 128)),))
         operands = {name: MemoryDesc(type_.dims) for name, type_ in types.items()}
         results = (MemoryDesc((32, sequences, 128)), *[MemoryDesc((1, 1, sequences, 128))] * 2)
         return COSTS.node(node, Candidate("", impl, operands, results, handle=SimpleNamespace(**told)))
 
-    own = [cost(count, "recurrent:lstm:avx2", by_kernel=True) for count in (1, 2, 8)]
-    others = [cost(count, "brgemm:avx2") for count in (1, 2, 8)]
-    assert own[0] < 0.8 * others[0] and own[2] > others[2]
-    assert others[1] < 1.5 * others[0] and own[1] == pytest.approx((3 - threads) * own[0], rel=0.1)
+    def own_cost(sequences: int, tasks: int) -> float:
+        kernel = SimpleNamespace(rows=sequences // tasks, tasks=tasks)
+        return cost(sequences, "recurrent:lstm:avx2", by_kernel=True, kernel=kernel)
+
+    others = [cost(count, "brgemm:avx2") for count in (1, 2, 6)]
+    own = [own_cost(count, 1) for count in (1, 2, 6)]
+    assert others[1] < 1.5 * others[0] and own[2] < 4 * own[0]
+    assert all((mine < 0.85 * other) is (threads == 1) for mine, other in zip(own, others, strict=True))
+    assert own_cost(4, 2) < others[2]  # each thread has a group
 
 
 def test_channels_that_only_fill_a_block_are_computed_too() -> None:
