@@ -62,9 +62,9 @@ def _by_version(tables: list[Mapping[str, Callable[..., Any]]]) -> _Versions:
 def _of_domain(domain: str) -> _Versions:
     """Return the functions of a domain; those of others than ONNX's own are imported by models that name it."""
     if domain == "ai.onnx.ml":
-        from fmtprop.onnx.model.operators import classical
+        from fmtprop.onnx.model.operators import classical, trees
 
-        return _by_version([classical.OPERATORS])
+        return _by_version([classical.OPERATORS, trees.OPERATORS])
     if domain == "com.microsoft":
         from fmtprop.onnx.model.operators import microsoft, microsoft_attention, microsoft_quantised
 

@@ -1,4 +1,4 @@
-"""Operators of ``ai.onnx.ml`` that are arithmetic. Trees, machines and categories run on ONNX's reference."""
+"""Operators of ``ai.onnx.ml`` that are arithmetic. Machines and categories run on ONNX's reference."""
 
 from __future__ import annotations
 
