@@ -185,16 +185,16 @@ class ModelCosts:
             reached *= filled(candidate.impl, self._lanes, linear, src, weights)
             if linear.by_steps:
                 reached *= _in_steps(candidate, src.dims[1])
-            if self._lanes > _AVX2_LANES and candidate.impl.endswith(":avx2"):
-                reached *= _AVX2_LANES / self._lanes
-            elif self._lanes > _AVX2_LANES and _is_pointwise_across(candidate.impl, src):
+            # the name of a kernel behind it comes last
+            lanes = _AVX2_LANES if candidate.impl.partition("+")[0].endswith(":avx2") else self._lanes
+            reached *= lanes / self._lanes
+            if lanes > _AVX2_LANES and _is_pointwise_across(candidate.impl, src):
                 reached *= _POINTWISE_ACROSS_SHARE
             if candidate.impl.startswith("brg") and _is_by_pages(linear, weights):
                 reached *= _BY_PAGES_SHARE
             products = _products(linear, src, weights, out)
             if out is sizes[0] and is_by_vectors(candidate.impl, linear, src, weights, out):
                 # to 1, 3, 8 or 16 channels, all take as long with vectors of 16
-                lanes = _AVX2_LANES if candidate.impl.endswith(":avx2") else self._lanes
                 products *= -(-out.dims[1] // lanes) * lanes / out.dims[1]
             if candidate.impl.startswith(f"{AS_GRADIENT}jit"):  # it computes whole blocks of weights
                 products = 2.0 * linear.products(src.dims, weights.dims, out.dims)

@@ -100,6 +100,13 @@ def test_steps_of_few_sequences_are_slow_in_onednn(threads: int, monkeypatch: py
     assert own_cost(4, 2) < others[2]  # each thread has a group
 
 
+@pytest.mark.parametrize("behind", ["", "+swish"])
+def test_half_vectors_take_twice_as_long_whatever_runs_behind_them(behind: str) -> None:
+    costs = ModelCosts(PEAKS, 100 << 20, lanes=16)
+    half, whole = (costs.node(*conv(64, 56, f"jit:{isa}{behind}", "aBcd8b")) for isa in ("avx2", "avx512_core"))
+    assert half > 1.7 * whole
+
+
 def test_channels_that_only_fill_a_block_are_computed_too() -> None:
     full, padded = (COSTS.node(*conv(c, 56, "jit:avx2", "aBcd8b")) for c in (16, 9))
     assert padded == pytest.approx(full, rel=0.02)
