@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import zlib
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
 from fmtprop.ir import Bytes, Category, Grid, Node, opdef, port, result_names
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.eltwise import FUNCTIONS, Eltwise
 from fmtprop.ops.quantization import FakeQuantize, to_reals
 
 #: largest error of one primitive, relative to the largest magnitude of the reference
@@ -33,11 +34,25 @@ _NOT_IN_THE_MIDDLE = 0.3
 #: largest difference of two bytes
 _BYTE_RANGE = 255
 
+#: least and greatest whole number that a post-op ``round`` is taken to make, and their distance
+_WHOLE = (-_BYTE_RANGE, _BYTE_RANGE, 1.0)
+
 #: a run may take smaller f32 numbers for zero (:mod:`fmtprop.jit.denormals`)
 _SMALLEST_NORMAL = 2**-126
 
 #: elements of which differences are computed at a time (at least one row of the tensor)
 _PIECE_ELEMENTS = 1 << 20
+
+
+class ShownRounding(NamedTuple):
+    """A rounding that a result shows: numbers in the middle between two multiples are rounded to either."""
+
+    #: largest difference that this makes in the result
+    step: float
+    #: number of steps by which it makes one, if a rounding before it was otherwise, too
+    most: int = 1
+    #: whether all such differences are multiples of the step
+    is_grid: bool = True
 
 
 def tolerance_of(node: Node, index: int) -> float:
@@ -180,34 +195,46 @@ def error_of_bytes(got: torch.Tensor, expected: torch.Tensor, most: int = 1) -> 
     return 0.0 if _are_roundings(steps, most) else int(steps.max()) / _BYTE_RANGE
 
 
-def error_of_rounded(got: torch.Tensor, expected: torch.Tensor, step: float, least: float = 0.0) -> float:
-    """Return the error of numbers that were rounded to multiples of a step; 0 if they differ as other roundings may.
+def error_of_rounded(got: torch.Tensor, expected: torch.Tensor, rounding: ShownRounding, least: float = 0.0) -> float:
+    """Return the error of numbers behind a rounding; 0 if they differ as other roundings may.
 
     Large multiples were large sums, whose errors take more of them over the middle between two.
     """
     if got.shape == expected.shape and got.numel():
-        steps = (got.double() - expected.double()).abs() / step
-        share = max(_ROUNDED_OTHERWISE_SHARE, 2 * _SUM_ERROR * float(expected.abs().max()) / step)
-        if _are_roundings(steps.round(), 1, share) and float((steps - steps.round()).abs().max()) <= _OFF_THE_GRID:
+        steps = (got.double() - expected.double()).abs() / rounding.step
+        share = max(_ROUNDED_OTHERWISE_SHARE, 2 * _SUM_ERROR * float(expected.abs().max()) / rounding.step)
+        if not rounding.is_grid:
+            equal = steps * rounding.step <= TOLERANCE[DataType.F32] * _largest(expected)
+            steps = torch.where(equal, 0.0, steps.ceil())
+        off = float((steps - steps.round()).abs().max())
+        if _are_roundings(steps.round(), rounding.most, share) and off <= _OFF_THE_GRID:
             return 0.0
     return error_of_numbers(got, expected, least)
 
 
-def rounding_step(node: Node) -> float | None:
-    """Return the step of a node's result that a post-op rounds: 0.5 behind ``round, clip, linear 0.5``; else None."""
-    step: float | None = None
+def rounding_of(node: Node) -> ShownRounding | None:
+    """Return the rounding that a node's result shows, of 0.5 behind post-ops ``round, clip, linear 0.5``; else None.
+
+    A number in the middle between two multiples becomes one or the other, and what follows is computed from it.
+    """
+    found: ShownRounding | None = None
+    numbers = torch.zeros(0)
     for post_op in node.post_ops:
         attrs = post_op.attrs
-        alg = attrs.alg if isinstance(attrs, Eltwise) else ""
-        if isinstance(attrs, FakeQuantize):
-            step = attrs.scale
-        elif alg == "round":
-            step = 1.0
-        elif step is not None and isinstance(attrs, Eltwise) and alg == "linear" and attrs.alpha:
-            step *= abs(attrs.alpha)
-        elif alg != "clip":
-            step = None
-    return step
+        alg = getattr(attrs, "alg", post_op.op)
+        if isinstance(attrs, FakeQuantize) or alg == "round":
+            low, high, scale = (attrs.low, attrs.high, attrs.scale) if isinstance(attrs, FakeQuantize) else _WHOLE
+            before = 0 if found is None else math.ceil(found.most * found.step / scale)
+            numbers = scale * torch.arange(low, high + 1, dtype=torch.float64)
+            found = ShownRounding(scale, 1 + before)
+        elif found is not None and isinstance(attrs, Eltwise):
+            numbers = FUNCTIONS[alg](numbers, attrs.alpha, attrs.beta)
+            jumps = numbers.diff().nan_to_num(0.0, 0.0, 0.0).abs()
+            step = float(jumps.max()) if jumps.numel() else 0.0
+            found = ShownRounding(step, found.most, found.is_grid and alg in ("linear", "clip")) if step else None
+        elif alg not in ("add", "sub", "sum"):  # a sum differs as its summand does
+            found = None
+    return found
 
 
 def _are_roundings(steps: torch.Tensor, most: int, share: float = _ROUNDED_OTHERWISE_SHARE) -> bool:

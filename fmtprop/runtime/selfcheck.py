@@ -27,7 +27,7 @@ from fmtprop.runtime.agreement import (
     error_of_numbers,
     error_of_rounded,
     least_magnitude,
-    rounding_step,
+    rounding_of,
     small_numbers,
     steps_of,
     tolerance_of,
@@ -313,8 +313,8 @@ def _worst(node: Node, results: Sequence[torch.Tensor | None], expected: Sequenc
         elif grid is not None and got.shape == wanted.shape:
             first, second = (to_bytes(one, grid) if one.is_floating_point() else one for one in (got, wanted))
             error = error_of_bytes(first, second, steps_of(node, grid))
-        elif (step := rounding_step(node)) is not None:
-            error = error_of_rounded(got, wanted, step, least_magnitude(node))
+        elif (rounding := rounding_of(node)) is not None:
+            error = error_of_rounded(got, wanted, rounding, least_magnitude(node))
         else:
             error = error_of_numbers(got, wanted, least_magnitude(node))
         if error > tolerance_of(node, index):

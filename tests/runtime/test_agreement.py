@@ -9,13 +9,14 @@ import torch
 
 from fmtprop.ir.node import PostOp
 from fmtprop.ir.types import TensorType
-from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops import Binary, Eltwise
 from fmtprop.runtime.agreement import (
+    ShownRounding,
     error_of_numbers,
     error_of_output,
     error_of_rounded,
     relative_error,
-    rounding_step,
+    rounding_of,
 )
 from tests.targets.nodes import node_of
 
@@ -105,7 +106,7 @@ def test_numbers_may_be_rounded_to_the_neighbour_and_no_farther(step):
     one[7], few[:40] = 1.0, 1.0
 
     def error(got, expected):
-        return error_of_rounded(got * step, expected * step, step)
+        return error_of_rounded(got * step, expected * step, ShownRounding(step))
 
     assert error(small + one, small) == error(large + few, large) == 0.0
     assert error(small + few, small) == pytest.approx(1 / 99, rel=1e-4)
@@ -114,12 +115,26 @@ def test_numbers_may_be_rounded_to_the_neighbour_and_no_farther(step):
     assert error(small[1:], small) == torch.inf
 
 
-def test_a_step_is_known_where_only_a_range_and_a_factor_follow():
-    def step(*tails):
-        types = {"src": TensorType((2,), "f32")}
-        tail = [PostOp("eltwise", Eltwise(*one)) for one in tails]
-        return rounding_step(node_of("eltwise", Eltwise("relu"), types, tail))
+def rounding(*tails):
+    types = {"src": TensorType((2,), "f32")}
+    forms = (("binary", Binary("add")) if one == ("add",) else ("eltwise", Eltwise(*one)) for one in tails)
+    return rounding_of(node_of("eltwise", Eltwise("relu"), types, [PostOp(op, attrs) for op, attrs in forms]))
 
-    assert step(("round",)) == 1.0
-    assert step(("linear", 33.3), ("round",), ("clip", -100.0, 155.0), ("linear", 0.03)) == 0.03
-    assert step(("round",), ("gelu_erf",)) is None and step(("relu",)) is None
+
+def test_a_step_is_known_where_only_a_range_and_a_factor_follow():
+    assert rounding(("round",)) == rounding(("round",), ("add",)) == ShownRounding(1.0)
+    found = rounding(("linear", 33.3), ("round",), ("clip", -100.0, 155.0), ("linear", 0.03))
+    assert found == pytest.approx(ShownRounding(0.03)) and rounding(("relu",)) is None
+    assert rounding(("round",), ("linear", 4.0), ("round",)) == ShownRounding(1.0, 5)
+
+
+def test_a_function_behind_a_rounding_may_differ_by_what_it_makes_of_a_step():
+    found = rounding(("round",), ("linear", 0.25), ("gelu_erf",))
+    assert 0.25 < found.step < 0.3 and not found.is_grid
+    expected = torch.nn.functional.gelu((torch.arange(2000.0) % 100 - 50) / 4)
+    one, few = torch.zeros(2000), torch.zeros(2000)
+    one[7], few[:40] = found.step, found.step
+    assert error_of_rounded(expected + 0.6 * one, expected, found) == 0.0
+    assert error_of_rounded(expected + 1.1 * one, expected, found) > 0.01, "more than a step"
+    assert error_of_rounded(expected + 0.6 * few, expected, found) > 0.01, "in too many places"
+    assert error_of_rounded(expected + nan * one, expected, found) == inf
