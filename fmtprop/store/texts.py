@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 import zlib
@@ -50,7 +51,9 @@ def keep_text(key: str, text: str) -> None:
         for _, old in sorted(_dated(path.parent))[:-MOST_TEXTS]:
             old.unlink(missing_ok=True)
     except OSError as error:
-        _LOG.warning("%s is not written, so a later process plans again: %s", path, error.strerror or error)
+        # the store tells of a folder that nobody may write
+        level = logging.INFO if error.errno in (errno.EROFS, errno.EACCES) else logging.WARNING
+        _LOG.log(level, "%s is not written, so a later process plans again: %s", path, error.strerror or error)
 
 
 def _path(key: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 
@@ -49,3 +50,14 @@ def test_the_oldest_texts_go(directory, monkeypatch):
         os.utime(directory / f"{key}.z", (number, number))
     keep_text("d", "d")
     assert [text_of(key) for key in "abcd"] == [None, None, "c", "d"]
+
+
+@pytest.mark.parametrize(("number", "is_told"), [(errno.EROFS, False), (errno.EACCES, False), (errno.ENOSPC, True)])
+def test_a_folder_that_nobody_may_write_is_told_once_by_the_store(monkeypatch, caplog, number, is_told):
+    def refused(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(texts.files, "replacing", refused)
+    with caplog.at_level(logging.WARNING):
+        keep_text("a", "text")
+    assert ("plans again" in caplog.text) == is_told
