@@ -59,6 +59,11 @@ class Tally:
     milliseconds: float = 0.0
     #: reasons for which other implementations were refused before its first execution, in logs that tell
     refusals: tuple[str, ...] = ()
+    #: whether the library that told of itself last can be PyTorch's, so that its own remedies are part of the advice
+    in_pytorch: bool = True
+    #: of a reorder that packs weights: how often it came after other computations, and their number by then
+    turns: int = 0
+    computed: int = -1
     #: the repetitions that undo an earlier reorder, by the kind of the primitive between the two
     undone: dict[str, Total] = field(default_factory=dict)
     #: the repetitions that follow another reorder of the same tensor
@@ -70,6 +75,7 @@ class Tally:
         formats = tuple((operand.dtype, operand.tag) for operand in one.operands[:2])
         self.is_reorder = one.kind == "reorder"
         self.moves = self.is_reorder and len(formats) == 2
+        self.packs = one.packs
         #: sizes, source and destination; and those of the inverse reorder
         self.edge = (one.problem, *formats) if self.moves else ()
         self.inverse = (one.problem, *formats[::-1]) if self.moves and formats[0] != formats[1] else None
@@ -85,6 +91,11 @@ class Tally:
     def sum(self) -> Total:
         """The sum of all repetitions."""
         return Total(self.count, self.milliseconds / 1e3, self.count * self.nbytes)
+
+    def pack(self, computed: int) -> None:
+        """Note a packing of weights after a number of computations: layers that are packed together have one turn."""
+        if computed != self.computed:
+            self.turns, self.computed = self.turns + 1, computed
 
     def follow(self, before: Tally | None, earlier: Tally | None, milliseconds: float) -> None:
         """Compare a reorder with the one or two executions before it."""
@@ -104,15 +115,15 @@ class Tally:
         total.add(Total(1, milliseconds / 1e3, self.nbytes))
 
 
-def findings(tallies: Iterable[Tally], *, in_pytorch: bool = True) -> list[dict[str, Any]]:
+def findings(tallies: Iterable[Tally]) -> list[dict[str, Any]]:
     """Return the avoidable executions, the costliest first.
 
-    `in_pytorch`: whether the log can be PyTorch's, so that its own remedies are part of the advice. Result: ``kind``,
-    ``name``, ``count``, ``seconds``, ``bytes``, ``advice``, and ``reasons``, a list of str: oneDNN refused other
-    implementations for these before it took a reference one.
+    Result: ``kind``, ``name``, ``count``, ``seconds``, ``bytes``, ``advice``, and ``reasons``, a list of str: oneDNN
+    refused other implementations for these before it took a reference one.
     """
     tallies = list(tallies)
     found: dict[tuple[str, str], Total] = {}
+    in_pytorch: set[str] = set()
     reasons: dict[tuple[str, str], dict[str, None]] = {}
     # a step of training changes the weights: they are packed again for a reason
     trains = any(tally.execution.prop.startswith("backward") for tally in tallies)
@@ -120,12 +131,13 @@ def findings(tallies: Iterable[Tally], *, in_pytorch: bool = True) -> list[dict[
     for tally in tallies:
         for kind, name, total in _of(tally, layers):
             found.setdefault((kind, name), Total()).add(total)
+            in_pytorch |= {kind} if tally.in_pytorch else set()
             if kind.startswith("reference"):
                 reasons.setdefault((kind, name), {}).update(dict.fromkeys(tally.refusals))
     rows = [
         {
             "kind": kind, "name": name, "count": s.count, "seconds": s.seconds, "bytes": s.nbytes,
-            "advice": _advice(kind, in_pytorch),
+            "advice": _advice(kind, kind in in_pytorch),
             "reasons": list(reasons.get((kind, name), ())),
         }
         for (kind, name), s in found.items()
@@ -148,8 +160,9 @@ def _of(tally: Tally, layers: Mapping[tuple[str, str], float] | None) -> Iterabl
         return
     src, dst = one.operands[:2]
     if one.packs:
-        # equal layers are packed once each
-        if layers is not None and tally.count > max(1.0, layers.get((dst.tag, one.problem), inf)):
+        # equal layers are packed once each, maybe before a run of which the log has not all layers
+        count = tally.count if tally.turns > 1 else 1
+        if layers is not None and count > max(1.0, layers.get((dst.tag, one.problem), inf)):
             yield "weights packed again", tally.name, tally.sum
     elif src[1:] == dst[1:]:
         yield "reorder that changes nothing", tally.name, tally.sum

@@ -40,6 +40,8 @@ class Ledger:
         self._tallies: dict[str, Tally | None] = {}
         #: executions beyond the limit, by kind and implementation
         self._others: dict[tuple[str, str], Tally] = {}
+        #: executions that are no reorders, and whether the library that told of itself last can be PyTorch's
+        self._computed, self._in_pytorch = 0, True
         self._before: Tally | None = None
         self._earlier: Tally | None = None
         self._room = _CHARACTERS
@@ -91,8 +93,12 @@ class Ledger:
             return
         tally.count += 1
         tally.milliseconds += milliseconds
-        if tally.moves:
+        if not tally.is_reorder:
+            self._computed += 1
+        elif tally.moves:
             tally.follow(self._before, self._earlier, milliseconds)
+            if tally.packs:
+                tally.pack(self._computed)
         self._before, self._earlier = tally, self._before
 
     def _new(self, body: str) -> Tally | None:
@@ -100,7 +106,8 @@ class Ledger:
         refusals = self._refusals(execution) if execution is not None else ()
         if len(self._tallies) < _ENTRIES and self._room >= len(body):
             self._room -= len(body)
-            self._tallies[body] = tally = Tally(execution, refusals=refusals) if execution is not None else None
+            tally = Tally(execution, refusals=refusals, in_pytorch=self._in_pytorch) if execution is not None else None
+            self._tallies[body] = tally
             return tally
         if execution is None:
             return None
@@ -133,6 +140,8 @@ class Ledger:
             self._library.setdefault("version", {})[version.group(1)] = None
         elif (info := _INFO.search(line)) is not None:
             self._library.setdefault(info.group(1), {})[info.group(2).strip()] = None
+            if info.group(1) == "runtime":
+                self._in_pytorch = info.group(2).startswith("OpenMP")
         elif (created := _CREATED.search(line[: 1 << 14])) is not None:
             self._create(*created.groups())
         elif (refused := _REFUSED.search(line[: 1 << 14])) is not None:
@@ -172,8 +181,7 @@ class Ledger:
 
     def findings(self) -> list[dict[str, Any]]:
         """Return the avoidable executions, the costliest first."""
-        runtimes = self._library.get("runtime", {"OpenMP": None})
-        return findings(self._all(), in_pytorch=any(one.startswith("OpenMP") for one in runtimes))
+        return findings(self._all())
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data for JSON; seconds and bytes."""

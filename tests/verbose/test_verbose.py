@@ -231,6 +231,7 @@ def test_equal_layers_that_pack_once_are_none_that_pack_again():
     first = [pack, read_of("BA16a16b4a", rows=1), head[0], read_of("BA16a16b4a", 1, 10)]
     assert kinds(*first, *([pack, read, *head]) * 3) == ["weights packed again"] * 2, "a first run of another batch"
     assert kinds(pack, pack) == [], "nothing tells how many layers there are"
+    assert kinds(pack, pack, *[read] * 3) == [], "packed before the first run, in which one of two layers has no line"
 
 
 @pytest.mark.parametrize("runtime", ["OpenMP,nthr:1", "TBB,nthr:2", "threadpool,nthr:1"])
@@ -239,6 +240,15 @@ def test_advice_is_that_of_the_runtime(runtime):
     (row,) = ledger.findings()
     assert row["advice"].startswith("keep activations channels-last")
     assert ("PyTorch" in row["advice"]) == runtime.startswith("OpenMP")
+
+
+def test_two_programs_in_one_log_have_advice_of_their_own():
+    pytorch = ["onednn_verbose,v1,info,cpu,runtime:OpenMP,nthr:1", line("aBcd8b", "abcd")]
+    openvino = ["onednn_verbose,v1,info,cpu,runtime:threadpool,nthr:1", line("abcd", "acdb")]
+    for lines in ([*pytorch, *openvino], [*openvino, *pytorch]):
+        advice = {row["kind"]: row["advice"] for row in ledger_of(*lines).findings()}
+        assert "PyTorch" in advice["activations leave their blocks"], lines
+        assert "PyTorch" not in advice["activations in row-major"], lines
 
 
 def test_a_finding_has_one_line_and_its_costliest_cases():
