@@ -366,6 +366,13 @@ def test_a_huge_initial_state_is_refused_before_it_is_made():
         from_onnx(model)
 
 
+def test_a_file_gives_its_name_since_exporters_call_all_graphs_alike(network, tmp_path):
+    network.graph.name = "main_graph"
+    onnx.save(network, tmp_path / "my net.onnx")
+    assert fp.load(tmp_path / "my net.onnx").name == "my net"
+    assert from_onnx(network).name == "main_graph"
+
+
 def test_names_of_graphs_and_the_long_name_of_the_domain():
     """The checker refuses a graph without a name and the domain of its own nodes; ONNX Runtime takes both."""
     text = """<ir_version: 8, opset_import: ["" : 17]> g (float[2] x, bool c) => (float[2] y) {

@@ -70,7 +70,8 @@ class OnnxProgram:
         #: the weights that inputs of a run may replace
         self.weights = source.replaceable
         self.body.inputs = [name for name in self.body.inputs if name not in source.weights]
-        self.name = model.graph.name or "model"
+        # exporters call all graphs alike
+        self.name = source.stem or model.graph.name or "model"
         self.inputs = [info for info in model.graph.input if info.name not in source.weights]
         self.outputs = list(model.graph.output)
         self.weights_nbytes = sum(value.nbytes for value in source.weights.values())

@@ -35,6 +35,8 @@ class Source:
     model: onnx.ModelProto
     weights: Mapping[str, Any]
     name: str
+    #: the file's name without its extension; empty for a model in memory
+    stem: str = ""
     #: the weights that are listed among the inputs, too: a run may replace them
     replaceable: frozenset[str] = frozenset()
 
@@ -78,7 +80,8 @@ def _checked(model: onnx.ModelProto, name: str, folder: Path | None = None, own:
     if model.functions:
         _write_defaults(model)
         model = _inlined(model, name)
-    return Source(model, weights, name, frozenset(weights.keys() & listed))
+    stem = Path(name).stem if folder is not None else ""
+    return Source(model, weights, name, stem, frozenset(weights.keys() & listed))
 
 
 def _drop_metadata(model: onnx.ModelProto) -> None:
