@@ -197,8 +197,8 @@ def origin_of(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path, kind = list(stack.values())[-1] if stack else ("", "")
     path = str(path)
-    if "[" in path:  # strict export may spell it as Python: L['self'].layer1[0].conv1
-        path = re.sub(r"^L\['(self|fn)'\]\.?", "", path)
+    if "[" in path:  # strict export may spell it as Python, with the name of the argument: L['self'].layer1[0].conv1
+        path = re.sub(r"^L\['\w+'\]\.?", "", path)
         path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
     path = path.lstrip(".")
     name = kind if isinstance(kind, str) else getattr(kind, "__module__", "")

@@ -22,6 +22,7 @@ import fmtprop as fp
 from fmtprop.capture import from_torch
 from fmtprop.capture.call_import import importers
 from fmtprop.capture.functionalising import functionalised
+from fmtprop.capture.fx_import import origin_of
 from fmtprop.errors import GraphError, ImportModelError, InputError
 from fmtprop.ir import OPSET
 from tests.capture.checking import check, compare, run
@@ -176,6 +177,13 @@ def test_scalar_result_and_scalar_input():
 
 
 # ---------------------------------------------------------------- names and origins
+
+
+@pytest.mark.parametrize("argument", ["self", "fn", "this"])
+def test_a_path_has_no_name_of_an_argument(argument):
+    node = torch.fx.Graph().placeholder("x")
+    node.meta["nn_module_stack"] = {"key": (f"L['{argument}'].layer[1].conv", nn.Conv2d)}
+    assert origin_of(node) == "layer.1.conv"
 
 
 def test_names_and_origins_come_from_the_model():
