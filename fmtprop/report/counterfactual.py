@@ -245,8 +245,9 @@ class Rivals:
     def _reorders_of_plan(self) -> dict[Value, list[tuple[Hashable, float]]]:
         """Identity and cost of each reorder of the plan, by its tensor in the graph without format changes."""
         found: dict[Value, list[tuple[Hashable, float]]] = {}
+        computed = self._formatted.dependents()  # others ran once, when constants were packed
         for node in self._formatted.nodes():
-            if node.choice is not None and is_reorder(node):
+            if node.name in computed and node.choice is not None and is_reorder(node):
                 tensor = Value(node.name)
                 while tensor.node not in self.normal:
                     tensor = self._formatted.inputs(tensor.node)["src"]

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fmtprop.errors import FormatError, GraphError, ShapeError, UnsupportedOpError
-from fmtprop.ir import Category, Choice, Graph, Node, TensorType, Value, opdef, result_names
+from fmtprop.ir import Category, Choice, Graph, Node, TensorType, Value, loses_special_values, opdef, result_names
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.assignment.formats import dense, describe, plain
@@ -22,8 +22,11 @@ from fmtprop.passes.assignment.identities import HALVES
 from fmtprop.passes.assignment.policies import POLICIES, Policy, Question
 from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import unused_name
-from fmtprop.passes.precision.in_bytes import in_bytes, in_reals
+from fmtprop.passes.precision.in_bytes import in_bytes, in_reals, reads_bytes, why_in_floats
 from fmtprop.passes.target import Candidate, Setting, can_be_read, free_results
+
+#: reason of a node that is a call of PyTorch's
+NO_PRIMITIVE = "no oneDNN primitive: PyTorch runs it"
 
 
 @dataclass(frozen=True)
@@ -172,14 +175,15 @@ class Assignment:
 
     def _decide(self, node: Node, given: Mapping[str, MemoryDesc]) -> tuple[Candidate, str]:
         declaration = opdef(node.op)
-        who, main = self.setting.fallback.name, self.setting.target.name
+        main = self.setting.target.name
         given, stored = in_reals(node, given), given
         if declaration.category is Category.HOST:
-            return self._fall_back(node, given), f"no oneDNN primitive: runs on the {who} target"
+            return self._fall_back(node, given), NO_PRIMITIVE
         bytes_ = self._decide_bytes(node, stored)
         if bytes_ is not None:
             return bytes_
-        why = f"{main} can't run it"
+        loses = node.exact and loses_special_values(node)
+        why = f"{main} loses NaN or infinities" if loses else f"{main} has no implementation of it here"
         question = Question(node, declaration, given, self.setting.target.reorder_cost)
         for option in self.policy(question):
             for candidate in self.setting.target.candidates(node, option.request):
@@ -187,10 +191,11 @@ class Assignment:
                     why = "another implementation wrote the workspace"
                     continue
                 if not candidate.is_ref:
-                    return candidate, option.reason
+                    return candidate, option.reason + why_in_floats(node, candidate, self.setting)
                 # its loops took 5 to 400 times as long as PyTorch's operators (docs/coverage.md)
                 why = f"{main} has only a reference implementation"
-        return self._fall_back(node, given), f"{why}: runs on the {who} target"
+        candidate = self._fall_back(node, given)
+        return candidate, f"{why}: PyTorch runs it{why_in_floats(node, candidate, self.setting)}"
 
     def _decide_bytes(self, node: Node, given: Mapping[str, MemoryDesc]) -> tuple[Candidate, str] | None:
         """Return the first way to run a node on bytes of the tensors' grids; None without an optimized one."""
@@ -201,7 +206,7 @@ class Assignment:
             for request in in_bytes(node, option.request):
                 for candidate in self.setting.target.candidates(node, request):
                     if not candidate.is_ref:
-                        return candidate, f"{option.reason}; in bytes"
+                        return candidate, f"{option.reason}; {'in' if reads_bytes(candidate) else 'writes'} bytes"
         return None
 
     def _fall_back(self, node: Node, given: Mapping[str, MemoryDesc]) -> Candidate:

@@ -99,10 +99,11 @@ def plain_policy(question: Question) -> Iterator[Option]:
     activations = {name: plain(desc) for name, desc in question.given.items() if not question.is_parameter(name)}
     results = {name: plain(desc) for name, desc in question.results.items()}
     everything = {name: plain(desc) for name, desc in question.given.items()}
-    yield Option(question.fill({**everything, **results}), "policy plain: row-major everywhere")
+    yield Option(question.fill({**everything, **results}), "the policy asks for row-major")
     if len(activations) != len(everything):
         yield Option(
-            question.fill({**activations, **results}), "policy plain: plain weights have no fast implementation"
+            question.fill({**activations, **results}),
+            "the policy asks for row-major; weights are packed: plain ones have no fast implementation",
         )
 
 

@@ -14,6 +14,7 @@ from typing import ClassVar
 from fmtprop.errors import PassError
 from fmtprop.ir import Graph, Node, Value
 from fmtprop.passes.assignment.assign import AssignFormats
+from fmtprop.passes.assignment.without_formats import is_reorder
 from fmtprop.passes.optimal.accuracy import growth
 from fmtprop.passes.optimal.conversions import cheapest_conversions
 from fmtprop.passes.optimal.enumerate import Pins, enumerate_ways
@@ -205,7 +206,7 @@ def _price(node: Node, costs: Costs) -> float:
         return 0.0
     if choice.target == "view":
         return choice.cost  # for a concat in place, copies of the sources that cannot be made there
-    if node.op == "reorder" and node.descs[0].dtype is choice.operands["src"].dtype:
+    if is_reorder(node):
         return costs.reorder(choice.operands["src"], node.descs[0]) or 0.0
     return costs.node(node, candidate_of(node))
 

@@ -6,18 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fmtprop.errors import PassError
-from fmtprop.ir import Graph, Node, Value, sources
-from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.ir import Graph, Node, Value
+from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assignment.assign import AssignFormats, Assignment, Placed
 from fmtprop.passes.assignment.formats import describe
 from fmtprop.passes.editing import unused_name
 from fmtprop.passes.optimal.composition import Composition
 from fmtprop.passes.optimal.problem import Problem, Solution
 from fmtprop.passes.optimal.ways import Way
+from fmtprop.passes.precision.in_bytes import reads_bytes, why_in_floats
 from fmtprop.passes.target import Candidate
-
-#: begins the reason of a node of a quantized model that computes with real numbers
-IN_FLOATS = "stays in floats: "
 
 
 def realise(graph: Graph, problem: Problem, solution: Solution, spec: AssignFormats, baseline: Graph) -> Graph:
@@ -50,7 +48,8 @@ class _Realisation(Assignment):
             name = way.node.name
             greedy = baseline.node(name) if name in baseline else None
             reason = _reason(way.candidate, offered[name], greedy, spec.setting.target.name)
-            self.reasons[name] = reason + _why_no_bytes(way, offered[name], spec)
+            in_bytes = [other.cost for other in offered[name] if reads_bytes(other)]
+            self.reasons[name] = reason + why_in_floats(way.node, way.candidate, spec.setting, in_bytes)
         #: (tensor, wanted format) -> source format of the conversion
         self.sources: dict[tuple[Value, MemoryDesc], MemoryDesc] = {}
         for value, pairs in solution.conversions.items():
@@ -134,26 +133,6 @@ class _Realisation(Assignment):
         return copy
 
 
-def _why_no_bytes(way: Way, offered: list[Candidate], spec: AssignFormats) -> str:
-    """Return why a node of a quantized model computes with real numbers; nothing for any other node."""
-    node, candidate = way.node, way.candidate
-    is_quantized = bool(node.grids.keys() & candidate.operands.keys())
-    if node.is_boundary or not is_quantized or candidate.target == "view" or _reads_bytes(candidate):
-        return ""
-    if not spec.setting.in_bytes:
-        return f"; {IN_FLOATS}this target computes nothing in bytes"
-    if not node.grids.keys() & set(sources(node, candidate.operands)):
-        return f"; {IN_FLOATS}it reads numbers that are not rounded"
-    in_bytes = [other.cost for other in offered if _reads_bytes(other)]
-    if not in_bytes:
-        return f"; {IN_FLOATS}no implementation here computes with its bytes"
-    return f"; {IN_FLOATS}{min(in_bytes) * 1e6:.0f} us in bytes, and changes of type around it"
-
-
-def _reads_bytes(candidate: Candidate) -> bool:
-    return any(desc.dtype in (DataType.S8, DataType.U8) for desc in candidate.operands.values())
-
-
 def _reason(candidate: Candidate, offered: list[Candidate], greedy: Node | None, main: str) -> str:
     """Return the reason of a choice: the compared costs in microseconds, or the greedy assignment's reason."""
     if candidate.target == "view":
@@ -167,5 +146,7 @@ def _reason(candidate: Candidate, offered: list[Candidate], greedy: Node | None,
     cheapest = min(offered, key=lambda other: other.cost)
     note = f"{candidate.cost * 1e6:.0f} us"
     if cheapest is not candidate and cheapest.cost < candidate.cost:
-        note += f", {(candidate.cost - cheapest.cost) * 1e6:.0f} us more than {cheapest.impl} alone, less in all"
+        more = round((candidate.cost - cheapest.cost) * 1e6)
+        rival = f"{cheapest.impl}{' in other formats' if cheapest.impl == candidate.impl else ''}"
+        note += f", {more if more else 'less than 1'} us more than {rival} alone, less in all"
     return f"optimal among {len(offered)} ways: {note}"

@@ -6,11 +6,14 @@ target knows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from fmtprop.ir import Bytes, Node, opdef, result_names
+from fmtprop.ir import Bytes, Node, opdef, result_names, sources
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.passes.target import Request
+from fmtprop.passes.target import Candidate, Request, Setting
+
+#: begins the reason of a node of a quantized model that computes with real numbers
+IN_FLOATS = "stays in floats: "
 
 _BYTES = (DataType.S8, DataType.U8)
 
@@ -44,6 +47,28 @@ def in_bytes(node: Node, request: Request) -> Iterator[Request]:
             yield {**request, **stored}
             if kind is Bytes.NORMALIZED and len(stored) > len(read):
                 yield {**request, **read}
+
+
+def why_in_floats(node: Node, candidate: Candidate, setting: Setting, in_bytes: Sequence[float] = ()) -> str:
+    """Return why a node of a quantized model computes with real numbers; nothing for any other node.
+
+    `in_bytes`: costs of the ways to compute it with bytes, in seconds.
+    """
+    is_quantized = bool(node.grids.keys() & candidate.operands.keys())
+    if node.is_boundary or not is_quantized or candidate.target == "view" or reads_bytes(candidate):
+        return ""
+    if not setting.in_bytes:
+        return f"; {IN_FLOATS}this target computes nothing in bytes"
+    if not node.grids.keys() & set(sources(node, candidate.operands)):
+        return f"; {IN_FLOATS}it reads numbers that are not rounded"
+    if not in_bytes:
+        return f"; {IN_FLOATS}no implementation here computes with its bytes"
+    return f"; {IN_FLOATS}{min(in_bytes) * 1e6:.0f} us in bytes, and changes of type around it"
+
+
+def reads_bytes(candidate: Candidate) -> bool:
+    """Return whether a way to run a node reads bytes of a grid."""
+    return any(desc.dtype in _BYTES for desc in candidate.operands.values())
 
 
 def _real(node: Node, name: str, desc: MemoryDesc) -> MemoryDesc:
