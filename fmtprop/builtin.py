@@ -58,7 +58,8 @@ def _entry(document: dict[str, Any]) -> dict[str, Any]:
     nodes = document["nodes"]
     inputs = {row["name"]: row["results"][0] for row in nodes if row["op"] == "input"}
     ops = Counter(
-        row["attrs"]["alg"] if row["op"] == "eltwise" else row["op"]
+        ".".join(row.get("attrs", {}).get("target", "").split(".")[:2])
+        or (row["attrs"]["alg"] if row["op"] == "eltwise" else row["op"])
         for row in nodes
         if row["op"] not in ("input", "output", "constant")
     )

@@ -19,7 +19,8 @@ from rich.table import Table
 from fmtprop.dnnl.library import ISA_NAMES
 from fmtprop.errors import FmtpropError
 from fmtprop.report.text import render
-from fmtprop.system.printable import printable
+from fmtprop.report.words import bytes_text, time_text
+from fmtprop.system.printable import counted, printable
 
 #: most combinations that are run
 _MOST = 64
@@ -65,7 +66,7 @@ class Case:
 
     def __str__(self) -> str:
         batch = f"batch {self.batch}" if self.batch else ""
-        threads = f"{self.threads} threads" if self.threads else ""
+        threads = counted(self.threads, "thread") if self.threads else ""
         words = [self.policy, self.dtype, batch, threads, self.isa, self.library]
         return ", ".join(filter(None, [*words, *(f"{name}={tag}" for name, tag in self.pin.items())]))
 
@@ -162,7 +163,7 @@ def table(outcomes: Sequence[CaseResult]) -> str:
         moved = sum(row["seconds"] for row in report["reorders"])
         shown.add_row(
             printable(str(one.case)), machine["isa"], machine["onednn"].partition(" ")[0],
-            f"{report['seconds'] * 1e3:.3f} ms", f"{report['seconds'] / base:.2f}" if base else "",
-            str(len(report["reorders"])), f"{moved * 1e3:.3f} ms", f"{report['memory']['arena'] / 2**20:.1f} MiB",
+            time_text(report["seconds"]), f"{report['seconds'] / base:.2f}" if base else "",
+            str(len(report["reorders"])), time_text(moved), bytes_text(report["memory"]["arena"]),
         )  # fmt: skip
     return render(shown)

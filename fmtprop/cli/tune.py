@@ -11,7 +11,7 @@ import typer
 from fmtprop.cli.arguments import Dtype, Inputs, Json, Model, Shapes, Threads
 from fmtprop.cli.console import USAGE, emit, failing, progress
 from fmtprop.cli.named import graph_of
-from fmtprop.system.printable import printable
+from fmtprop.system.printable import counted, printable
 
 
 def tune(
@@ -59,7 +59,7 @@ def tune(
     if as_json:
         emit(json.dumps(data, indent=1))
         return
-    lines = [f"{printable(net.plan.name)}, {net.precision}, {net.plan.threads} threads"]
+    lines = [f"{printable(net.plan.name)}, {net.precision}, {counted(net.plan.threads, 'thread')}"]
     if tuning is not None:
         lines.append(
             f"costs: {tuning.measured} measured in {tuning.seconds:.1f} s, {tuning.cached} known before, "

@@ -14,6 +14,7 @@ from typing import Any
 
 from fmtprop.errors import FmtpropError
 from fmtprop.report.model import SCHEMA
+from fmtprop.report.words import time_text
 from fmtprop.system.files import path_of, read
 from fmtprop.system.printable import printable
 
@@ -78,9 +79,9 @@ class Difference:
         lines = [
             f"{printable(a.model)}, policy {printable(a.policy)} -> {printable(b.model)}, policy {printable(b.policy)}",
             *([] if a.model == b.model else ["these are two models: nodes of one name may have nothing in common"]),
-            f"a run: {a.seconds * 1e3:.3f} ms -> {b.seconds * 1e3:.3f} ms",
-            f"reorders: {len(a.reorders)} taking {a.reorder_seconds * 1e3:.3f} ms -> "
-            f"{len(b.reorders)} taking {b.reorder_seconds * 1e3:.3f} ms",
+            f"a run: {time_text(a.seconds)} -> {time_text(b.seconds)}",
+            f"reorders: {len(a.reorders)} taking {time_text(a.reorder_seconds)} -> "
+            f"{len(b.reorders)} taking {time_text(b.reorder_seconds)}",
         ]
         lines += [
             f"{name}: {printable(a.machine.get(name, ''))} -> {printable(b.machine.get(name, ''))}"

@@ -91,7 +91,7 @@ def notebook(report: Report) -> str:
         (row.name, row.src, row.dst, f"{row.seconds * 1e6:.0f} us", row.cause, row.counterfactual.verdict)
         for row in rows
     ]
-    caption = f"{report.model}, policy {report.policy}, {report.precision}: {report.seconds * 1e3:.3f} ms a run"
+    caption = f"{report.model}, policy {report.policy}, {report.computes_in}: {report.seconds * 1e3:.3f} ms a run"
     return fragment(caption, report.verdict, head, cells)
 
 

@@ -28,6 +28,7 @@ from fmtprop.report.counterfactual import (
     Counterfactual,
     Rivals,
 )
+from fmtprop.report.words import bytes_text, time_text
 from fmtprop.runtime.plan import Step
 from fmtprop.store import Store
 from fmtprop.targets.registry import provider
@@ -55,6 +56,8 @@ CAUSES = {
     "view": "this operation cannot be expressed in the format that is there, so the elements are copied; a model "
     "without it avoids that",
     "in place": "the tensor is made elsewhere: a view, an input, a constant, or read by two concats",
+    "PyTorch": "PyTorch runs the operation on one side, which takes and gives row-major tensors; a model without it "
+    "avoids that",
     "missing implementation": "no kernel reads the format that is there; a newer oneDNN may have one",
     "cheaper kernel": "a faster kernel wants another format; the reorder is the price",
     "policy": "the policy asks for it; policy='optimal' weighs it",
@@ -197,7 +200,7 @@ def verdict(rows: Sequence[ReorderRow], run_seconds: float) -> tuple[str, ...]:
     seconds, moved = sum(row.seconds for row in rows), sum(row.nbytes for row in rows)
     share = seconds / run_seconds if run_seconds else 0.0
     some, move = ("1 reorder takes", "moves") if len(rows) == 1 else (f"{len(rows)} reorders take", "move")
-    said = f"{some} {share:.1%} of a run ({seconds * 1e3:.3f} ms) and {move} {moved / 2**20:.1f} MiB."
+    said = f"{some} {share:.1%} of a run ({time_text(seconds)}) and {move} {bytes_text(moved)}."
     count = Counter(row.counterfactual.verdict for row in rows)
     known = ", ".join(f"{count[name]} {meaning}" for name, meaning in _MEANINGS.items() if count[name])
     costliest = max(rows, key=lambda row: row.seconds)
@@ -317,18 +320,22 @@ class _Clerk:
     def _cause(self, node: Node, src: MemoryDesc, kind: str, readers: Sequence[str], verdict: str) -> str:
         if kind in (COPY, BOUNDARY):
             return "in place" if kind == COPY else "boundary"
-        if src.dtype is not node.descs[0].dtype:
-            return "quantization" if is_storing(node) else "data type"
         producer = _producer(self._graph, self._source(node))
         if {*readers, f"{producer.node}.dst"} & self._net.options.pin.keys():
             return "pin"
+        weighs = self._net.options.policy == "optimal"
+        is_avoidable = verdict == WASTED and not weighs
+        if src.dtype is not node.descs[0].dtype and not is_avoidable:
+            return "quantization" if is_storing(node) else "data type"
         if any(self._refuses(reader, src) for reader in readers):
             return "view"
-        if not all(self._can_read(reader, src) for reader in readers):
-            return "missing implementation"
+        if not is_avoidable and not all(self._can_read(reader, src) for reader in readers):
+            sides = [storage(self._graph, producer).node, *(reader.rpartition(".")[0] for reader in readers)]
+            is_call = any(opdef(self._graph.node(name).op).category is Category.HOST for name in sides)
+            return "PyTorch" if is_call else "missing implementation"
         if verdict == FORCED:  # kernels read the format, so a view of the tensor does not
             return "view"
-        return "cheaper kernel" if self._net.options.policy == "optimal" else "policy"
+        return "cheaper kernel" if weighs else "policy"
 
     def _refuses(self, reader: str, src: MemoryDesc) -> bool:
         """Return whether a reader is a view that a format cannot express."""

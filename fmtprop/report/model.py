@@ -11,8 +11,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fmtprop.ir.graph import Graph
+from fmtprop.passes.assignment.assign import NO_PRIMITIVE
 from fmtprop.passes.assignment.formats import describe
-from fmtprop.passes.optimal.realise import IN_FLOATS
+from fmtprop.passes.precision.in_bytes import IN_FLOATS
 from fmtprop.passes.target import is_loop
 from fmtprop.report.files import OURS_TRACE, write_text
 from fmtprop.report.ledger import ReorderRow, module_of, rows_of_packing, rows_of_run, totals, verdict
@@ -27,6 +28,7 @@ from fmtprop.report.sketch import (
     nodes_of,
     op_with_tail,
 )
+from fmtprop.report.words import time_text
 from fmtprop.runtime.plan import Plan, Step
 from fmtprop.system.printable import counted
 from fmtprop.system.timing import Stopwatch
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 
 #: share of a run in steps without optimized code from which a report warns, and the number of ops in the warning
 _WARNED_SHARE, _NAMED_OPS = 0.05, 3
+
+#: data types of indices and masks, in which no model computes
+_WHOLE = ("", "s32", "s64", "boolean")
 
 #: version of the JSON form
 SCHEMA = 4
@@ -233,6 +238,12 @@ class Report:
         return tuple((row, why) for row, (_, is_told, why) in found if is_told)
 
     @property
+    def computes_in(self) -> str:
+        """Data types in which steps compute, the one of the most time first; indices and masks do not count."""
+        names = [row["name"] for row in precisions_of(self.steps)]
+        return " and ".join(name for name in names if name not in _WHOLE) or self.precision
+
+    @property
     def fallback_share(self) -> float:
         """Part of the run in steps without optimized code, 0 to 1."""
         total = sum(row.seconds for row in self.steps)
@@ -249,7 +260,9 @@ class Report:
         slowest = ", ".join(op for op, _ in seconds.most_common(_NAMED_OPS))
         some = counted(len(self.fallbacks), "step")
         they = "it takes" if len(self.fallbacks) == 1 else "they take"
-        other = "" if self.policy == "optimal" else "; policy='optimal' may find formats that have such code"
+        are_calls = all(row.reason == NO_PRIMITIVE for row in self.fallbacks)
+        hint = "; policy='optimal' may find formats that have such code"
+        other = "" if self.policy == "optimal" or are_calls else hint
         return (
             f"{self.fallback_share:.0%} of the run is in {some} without optimized code ({slowest}): {they} as long as "
             f"in PyTorch{other}",
@@ -268,7 +281,7 @@ class Report:
         usual = (f"It is the plan of policy propagate{nothing}.",) if one.is_usual else ()
         if one.optimal:
             return (*usual, f"By its {costs} no plan of these candidates is cheaper: proved.")
-        less = f"a plan could take at most {one.gap:.1%} less ({(one.objective - one.bound) * 1e3:.3f} ms)"
+        less = f"a plan could take at most {one.gap:.1%} less ({time_text(one.objective - one.bound)})"
         won = self.race is not None and len(self.race.names) > 1
         return (*usual, f"By its {costs} {less}{': this one won the test run' if won else ''}.")
 

@@ -125,8 +125,9 @@ def _node_row(graph: Graph, node: Node, x: float, y: float) -> NodeRow:
 
 
 def op_with_tail(node: Node) -> str:
-    """Return the op and its fused tail: ``convolution+sum+relu``."""
-    names = [node.op if node.op != "eltwise" else getattr(node.attrs, "alg", node.op)]
+    """Return the op and its fused tail, ``convolution+sum+relu``, or the function that is called, ``aten.sort``."""
+    call = ".".join(getattr(node.attrs, "target", "").split(".")[:2])
+    names = [call or (node.op if node.op != "eltwise" else getattr(node.attrs, "alg", node.op))]
     names += [getattr(p.attrs, "alg", p.op) if p.op != "sum" else "sum" for p in node.post_ops]
     return "+".join(names)
 

@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from fmtprop.report.ledger import PARTS, RUN, totals
+from fmtprop.report.words import bytes_text
 from fmtprop.system.printable import counted, printable
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ def _side_by_side(comparison: Comparison) -> Table:
         table.add_column(column, justify="left" if column == "policy" else "right")
     base = reports[0].seconds
     for report, error in zip(reports, comparison.errors, strict=True):
-        moved = _bytes(sum(row.nbytes for row in report.reorders))
-        packed = f"{len(report.packed)} ({_bytes(sum(n for _, _, n in report.packed))})"
+        moved = bytes_text(sum(row.nbytes for row in report.reorders))
+        packed = f"{len(report.packed)} ({bytes_text(sum(n for _, _, n in report.packed))})"
         table.add_row(
             report.policy,
             _time(report.seconds),
@@ -80,7 +81,7 @@ def _side_by_side(comparison: Comparison) -> Table:
             str(len(report.reorders)),
             f"{_time(report.reorder_seconds)} ({_share(report):.0%})",
             *([_of_part(report, part) for part in parts] or [moved, packed]),
-            _bytes(report.memory["arena"]),
+            bytes_text(report.memory["arena"]),
             str(len(report.fallbacks)),
             f"{error:.1e}",
         )
@@ -133,19 +134,21 @@ def _machine(report: Report) -> str:
 
 def _headline(report: Report) -> str:
     stages = ", ".join(f"{name} {_time(seconds)}" for name, seconds in report.compile_seconds.items())
-    reorders = f"{len(report.reorders)} reorders taking {_time(report.reorder_seconds)} ({_share(report):.1%})"
+    reorders = (
+        f"{counted(len(report.reorders), 'reorder')} taking {_time(report.reorder_seconds)} ({_share(report):.1%})"
+    )
     if any(row.part != RUN for row in report.reorders):
         parts = totals(report.reorders)["by_part"]
         reorders += ": " + ", ".join(f"{one['count']} {one['name']} {_time(one['seconds'])}" for one in parts)
     return (
-        f"{printable(report.model)}, policy {report.policy}, {report.precision}: {_time(report.seconds)} a run, "
-        f"{len(report.steps)} steps, {reorders}\n"
+        f"{printable(report.model)}, policy {report.policy}, {report.computes_in}: {_time(report.seconds)} a run, "
+        f"{counted(len(report.steps), 'step')}, {reorders}\n"
         f"memory: {_memory(report)}; packed once: {len(report.packed)}\ncompiled in: {stages}\n{_machine(report)}\n"
     )
 
 
 def _memory(report: Report) -> str:
-    sizes = {name: _bytes(size) for name, size in report.memory.items()}
+    sizes = {name: bytes_text(size) for name, size in report.memory.items()}
     arena = f"arena {sizes['arena']}" if report.memory["arena"] else "no arena"
     outside = " (with tensors that PyTorch allocates)" if report.memory["peak"] > report.memory["arena"] else ""
     return f"constants {sizes['constants']}, {arena}, at most {sizes['peak']} alive at once{outside}"
@@ -161,8 +164,10 @@ def _reorders(report: Report, limit: int | None = None) -> Table:
     for row in rows[:limit]:
         dims = "x".join(map(str, row.dims))
         without = row.counterfactual
-        alone = "" if without.difference_seconds is None else f" {_change(without.difference_seconds)}"
-        told = (_bytes(row.nbytes), _time(row.seconds), f"{row.share:.1%}", without.verdict + alone)
+        change = "" if without.difference_seconds is None else f" {_change(without.difference_seconds)}"
+        # otherwise the figure would look like the reorder's own
+        other = " in another plan" if change and without.difference_seconds != without.alone_seconds else ""
+        told = (bytes_text(row.nbytes), _time(row.seconds), f"{row.share:.1%}", without.verdict + change + other)
         _add_row(
             table, row.name, row.src, row.dst, dims, *told, f"{row.cause}: {row.producer} -> {', '.join(row.readers)}"
         )
@@ -176,7 +181,7 @@ def _totals(report: Report) -> Table:
     sums = totals(report.reorders)
     for by, name in (("by_kind", "class"), ("by_cause", "cause"), ("by_verdict", "verdict"), ("by_module", "module")):
         for row in sums[by][:_SLOWEST_STEPS]:
-            sizes = (_bytes(row["nbytes"]), _bytes(row["padding_nbytes"]))
+            sizes = (bytes_text(row["nbytes"]), bytes_text(row["padding_nbytes"]))
             _add_row(table, name, row["name"], str(row["count"]), _time(row["seconds"]), *sizes)
     return table
 
@@ -271,11 +276,3 @@ def _time(seconds: float) -> str:
 
 def _change(seconds: float) -> str:
     return f"{'-' if seconds < 0 else '+'}{_time(abs(seconds))}"
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"

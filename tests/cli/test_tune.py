@@ -40,6 +40,6 @@ def test_a_budget_that_ends_at_once_leaves_the_rest_to_the_model(capsys):
     code, out, err = fmtprop(capsys, "tune", "chain", "--budget", 0.001, "--threads", 1)
     assert (code, err) == (0, "")
     first, costs, plan = out.splitlines()
-    assert first == "chain, f32, 1 threads"
+    assert first == "chain, f32, 1 thread"
     assert costs.startswith("costs: ") and costs.endswith(" from the model")
     assert plan.startswith("plan: ") and "proved optimal" in plan

@@ -15,9 +15,10 @@ from fmtprop.api import Options
 from fmtprop.bench.policies import compare_policies
 from fmtprop.capture import from_torch, load
 from tests.report.browser import CHROMIUM, browsing
+from tests.report.test_precision import mixed
 
 POLICIES = ("plain", "naive", "propagate", "optimal")
-FEW = ("concat", "upscaler", "denoiser")
+FEW = ("concat", "upscaler", "denoiser", "quantized", "summed")
 TEN = (
     "bert_base", "conv3d", "convnext_t", "densenet121", "efficientnet_b0", "inception_v3", "mobilenet_v2", "resnet50",
     "shufflenet_v2", "unet", "vit_b16",
@@ -52,12 +53,26 @@ class Denoiser(nn.Module):
         return nn.functional.pixel_shuffle(self.last(torch.cat([z, y], 1)), 2) + x
 
 
-OWN = {"upscaler": (Upscaler, 24), "denoiser": (Denoiser, 32)}
+class Summed(nn.Module):
+    """PyTorch adds in row-major, between convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x).cumsum(2))
+
+
+OWN = {"upscaler": (Upscaler, 24), "denoiser": (Denoiser, 32), "summed": (Summed, 32)}
 
 
 def compared(name, policies=POLICIES):
     module, size = OWN.get(name, (None, 0))
-    graph = load(name) if module is None else from_torch(module(), torch.ones(1, 3, size, size))
+    if module is not None:
+        graph = from_torch(module(), torch.ones(1, 3, size, size))
+    else:
+        graph = mixed() if name == "quantized" else load(name)
     return compare_policies(graph, [Options(policy=policy, tune="model") for policy in policies], repeats=2)
 
 
@@ -74,6 +89,27 @@ def test_no_two_figures_contradict_each_other(comparison):
         check_shares(one)
         check_answers(one)
         check_choice(one)
+        check_words(one)
+
+
+def check_words(one):
+    """What a sentence says of a step is so."""
+    bytes_ = ("u8", "s8")
+    for step in one["steps"]:
+        src, _, dst = step["formats"].partition(" -> ")
+        assert ("; in bytes" not in step["reason"]) or step["computes_in"] in bytes_
+        assert ("; writes bytes" not in step["reason"]) or (src[:2] not in bytes_ and dst[:2] in bytes_)
+        assert ("stays in floats" not in step["reason"]) or step["computes_in"] not in bytes_
+        assert not step["op"].startswith("aten") or step["op"] == "aten.cumsum"
+        assert " 0 us more" not in step["reason"]
+    calls = {step["name"] for step in one["steps"] if step["op"] == "aten.cumsum"}
+    for row in one["reorders"]:
+        sides = {row["producer"], *(reader.partition(".")[0] for reader in row["readers"])}
+        if row["cause"] == "missing implementation":
+            assert not sides & calls, "a newer oneDNN would not help"
+            assert one["policy"] == "optimal" or row["counterfactual"]["verdict"] != "avoidable", "the policy would"
+    for warning in one["warnings"]:
+        assert "policy='optimal' may" not in warning or (one["policy"] != "optimal" and "aten" not in warning)
 
 
 def check_shares(one):
@@ -94,8 +130,8 @@ def check_shares(one):
     assert sum(module["reorder_seconds"] for module in one["modules"]) == pytest.approx(moving)
     assert sum(module["nbytes"] for module in one["modules"]) == nbytes
     if rows:
-        said = f"{moving / run:.1%} of a run ({moving * 1e3:.3f} ms) and "
-        assert said in one["verdict"][0] and f" {nbytes / 2**20:.1f} MiB." in one["verdict"][0]
+        said = f"{moving / run:.1%} of a run ({exact_time(moving)}) and "
+        assert said in one["verdict"][0] and f" {text_bytes(nbytes)}." in one["verdict"][0]
         words = {"pays": "worth", "not solved": "not"}
         counts = {name: int(count) for count, name in re.findall(r"[ ,](\d+) (\w+)", one["verdict"][1])}
         verdicts = Counter(row["counterfactual"]["verdict"] for row in rows)
@@ -204,7 +240,7 @@ def known_words(one, time):
     moving = sum(row["seconds"] for row in rows)
     proof, race = one["certificate"], one["race"]
     seconds = [run, moving, *(step["seconds"] for step in one["steps"]), *one["compile_seconds"].values()]
-    seconds += [total["seconds"] for sums in one["totals"].values() for total in sums]
+    seconds += [total["seconds"] for sums in (*one["totals"].values(), one["precisions"]) for total in sums]
     answers = [row["counterfactual"] for row in rows]
     keys = ("extra_seconds", "error_seconds", "alone_seconds", "alone_error_seconds", "difference_seconds")
     seconds += [abs(told[key]) for told in answers for key in keys if told[key] is not None]
@@ -212,11 +248,11 @@ def known_words(one, time):
         seconds += [proof[key] for key in ("objective", "bound", "propagate", "seconds", "fallback", "run")]
         yield f"{proof['gap']:.1%}"
         yield f"{proof['gap']:.2%}"
-        yield f"{(proof['objective'] - proof['bound']) * 1e3:.3f} ms"
+        yield exact_time(proof["objective"] - proof["bound"])
     if race is not None:
         seconds += race["seconds"]
     yield from map(time, seconds)
-    yield f"{moving * 1e3:.3f} ms"
+    yield exact_time(moving)
     yield from (f"{share:.{digits}%}" for share in (moving / run, one["fallback_share"]) for digits in (0, 1))
     yield from (f"{row['share']:.1%}" for row in rows)
     yield from (f"{row['bytes_per_second'] / 1e9:.1f} GB/s" for row in rows)
@@ -224,13 +260,12 @@ def known_words(one, time):
     sizes += [row[key] for row in rows for key in ("nbytes", "padding_nbytes", "logical_nbytes")]
     sizes += [total[key] for sums in one["totals"].values() for total in sums for key in ("nbytes", "padding_nbytes")]
     yield from map(text_bytes, sizes)
-    yield from (f"{size / 2**20:.1f} MiB" for size in sizes)
     yield from re.findall(r"\d+ us", " ".join(step["reason"] for step in one["steps"]))  # as they were chosen
 
 
 def page_words(one):
     """Yield every figure of the page: JavaScript rounds a half up, Python to the even digit."""
-    yield from known_words(one, text_time)
+    yield from (word.replace(" us", " µs") for word in known_words(one, text_time))
     yield from known_words(one, page_time)
     proof, rows = one["certificate"], one["reorders"]
     shares = [row[key] for row in rows for key in ("share", "bandwidth_share")]
@@ -260,6 +295,10 @@ def text_time(seconds):
 def page_time(seconds):
     small = abs(seconds) < 1e-3
     return f"{half_up(seconds * 1e6, 1)} µs" if small else f"{half_up(seconds * 1e3, 3)} ms"
+
+
+def exact_time(seconds):
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.3f} ms"
 
 
 def text_bytes(size):

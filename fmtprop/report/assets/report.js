@@ -12,7 +12,8 @@
 
   // ---------------------------------------------------------------- words
   const milliseconds = (s) => (s === null || s === undefined ? "" : Math.abs(s) < 1e-3 ? (s * 1e6).toFixed(1) + " µs" : (s * 1e3).toFixed(3) + " ms");
-  const bytes = (n) => (n < 1024 ? n + " B" : n < 1048576 ? (n / 1024).toFixed(1) + " KiB" : (n / 1048576).toFixed(1) + " MiB");
+  const bytes = (n) => (n < 1024 ? n + " B" : n < 1048576 ? (n / 1024).toFixed(1) + " KiB" : n < 1073741824 ? (n / 1048576).toFixed(1) + " MiB" : (n / 1073741824).toFixed(2) + " GiB");
+  const micro = (s) => s.replace(/(\d) us\b/g, "$1 µs");
   const percent = (x) => (100 * x).toFixed(1) + " %";
   const clip = (s, n) => (s.length > n ? s.slice(0, n - 1) + "…" : s);
   const tail = (s, n) => (s.length > n ? "…" + s.slice(1 - n) : s);
@@ -60,7 +61,7 @@
     const types = [...new Set(rows.map((row) => row.computes_in))];
     return [...new Set(types.map(precisionColour))].map((colour) => legendOf(colour, words + types.filter((one) => precisionColour(one) === colour).join(", ")));
   }
-  const isMixed = (report) => report.precisions.length > 1;
+  const isMixed = (report) => new Set(report.precisions.map((one) => precisionColour(one.name))).size > 1;
 
   // ---------------------------------------------------------------- charts
   function draw(id, label, option) {
@@ -106,7 +107,7 @@
 
   function verdict(report) {
     fill(byId("failures"), ...DATA.failures.map((text) => element("p", text)));
-    fill(byId("sentences"), ...report.verdict.concat(report.warnings).map((text) => element("li", text)));
+    fill(byId("sentences"), ...report.verdict.concat(report.warnings).map((text) => element("li", micro(text))));
     const reordering = report.reorders.reduce((sum, row) => sum + row.seconds, 0);
     const verdicts = report.reorders.map((row) => row.counterfactual.verdict);
     const [wasted, unasked] = ["avoidable", "not solved"].map((name) => verdicts.filter((one) => one === name).length);
@@ -118,9 +119,9 @@
       ["avoidable, " + report.costs, wasted + (unasked ? " of " + (verdicts.length - unasked) + " asked" : "")],
       ["packed once", report.packed.length],
       ["arena", bytes(report.memory.arena)],
-      ["policy", report.policy + ", " + report.precision],
+      ["policy", report.policy + (isMixed(report) ? "" : ", " + report.precision)],
     ];
-    if (isMixed(report)) report.precisions.forEach((one) => figures.push(["in " + (one.name || "no type"), one.steps + " steps, " + milliseconds(one.seconds)]));
+    if (isMixed(report)) report.precisions.forEach((one) => figures.push(["in " + (one.name || "no type"), one.steps + (one.steps === 1 ? " step, " : " steps, ") + milliseconds(one.seconds)]));
     if (report.certificate) figures.push(["above lower bound, " + report.costs, percent(report.certificate.gap)]);
     fill(byId("figures"), ...figures.map(([name, value]) => fill(element("div"), element("dt", name), element("dd", value))));
   }
@@ -204,7 +205,7 @@
     { key: "seconds", title: "time", number: true, text: (row) => milliseconds(row.seconds) },
     { key: "share", title: "share", number: true, text: (row) => percent(row.share) },
     { key: "verdict", title: "verdict", value: (row) => row.counterfactual.verdict },
-    { key: "difference", title: "without it", number: true, value: (row) => row.counterfactual.difference_seconds ?? Infinity, text: (row) => signed(row.counterfactual.difference_seconds) },
+    { key: "difference", title: "without it", number: true, value: (row) => row.counterfactual.difference_seconds ?? Infinity, text: (row) => signed(row.counterfactual.difference_seconds) + inAnother(row.counterfactual) },
     { key: "formats", title: "formats", format: true, value: (row) => row.src + " → " + row.dst },
     { key: "edge", title: "edge", value: (row) => row.producer + " → " + row.readers.join(", ") },
     { key: "origin", title: "module" },
@@ -214,6 +215,8 @@
     { key: "padding_nbytes", title: "padding", number: true, text: (row) => bytes(row.padding_nbytes) },
     { key: "bytes_per_second", title: "GB/s", number: true, text: (row) => (row.bytes_per_second / 1e9).toFixed(1) },
   ];
+  // otherwise the figure would look like the reorder's own
+  const inAnother = (c) => (c.difference_seconds === null || c.difference_seconds === c.alone_seconds ? "" : " in another plan");
   const valueOf = (column, row) => (column.value ? column.value(row) : row[column.key]);
   const signed = (s) => (s === null ? "" : (s > 0 ? "+" : "−") + milliseconds(Math.abs(s)));
 
@@ -277,7 +280,7 @@
       ["edge", row.producer + " → " + row.readers.join(", ")],
       ["modules", place(row.producer_origin, [row.producer]) + " → " + place(row.origin, row.readers)],
       ["formats", row.src + " → " + row.dst + " of " + row.dims.join("×")],
-      ["why", row.reason],
+      ["why", micro(row.reason)],
       ["cause", row.cause + ": " + row.remedy],
       ["without it", told],
       ["changed here alone", alone],
@@ -432,14 +435,15 @@
   const IN_FLOATS = "stays in floats: ";
   function slowest(report) {
     const rows = [...report.steps].sort((a, b) => b.seconds - a.seconds).slice(0, 30);
+    byId("h-steps").textContent = rows.length < report.steps.length ? "Slowest " + rows.length + " of " + report.steps.length + " steps" : "All steps, the slowest first";
     const why = report.certificate ? "why, costs " + report.costs : "why";  // reasons of policy optimal have costs
     const columns = ["step", "time", "in", "op", "implementation", "formats", "module", why].map((title, i) => ({ title, number: i === 1, format: i === 4 || i === 5 }));
-    table(byId("slowest"), columns, rows.map((step) => [step.name, milliseconds(step.seconds), step.computes_in, step.op, step.impl, step.formats, step.origin, step.reason]));
+    table(byId("slowest"), columns, rows.map((step) => [step.name, milliseconds(step.seconds), step.computes_in, step.op, step.impl, step.formats, step.origin, micro(step.reason)]));
     byId("slowest").querySelectorAll("tbody td:nth-child(3)").forEach((cell) => PRECISIONS[cell.textContent] && cell.prepend(legendOf(precisionColour(cell.textContent), "").firstChild, " "));
     const floats = report.steps.filter((step) => step.reason.includes(IN_FLOATS));
     byId("floats").hidden = !floats.length;
     const told = ["step", "time", "in", "op", "module", why].map((title, i) => ({ title, number: i === 1 }));
-    table(byId("in-floats"), told, floats.map((step) => [step.name, milliseconds(step.seconds), step.computes_in, step.op, step.origin, step.reason.split(IN_FLOATS)[1]]));
+    table(byId("in-floats"), told, floats.map((step) => [step.name, milliseconds(step.seconds), step.computes_in, step.op, step.origin, micro(step.reason.split(IN_FLOATS)[1])]));
   }
 
   // ---------------------------------------------------------------- actions
