@@ -121,6 +121,7 @@ def from_networkx(nxg: nx.MultiDiGraph[str], graph_of: type[Graph]) -> Graph:
         graph._graph.add_node(key, node=node, order=orders[key])
     for key, values in inputs.items():
         graph._connect(key, values)
+    graph._is_in_order = False  # who made the data, made the order
     graph._order = math.floor(max(orders.values(), default=-1)) + 1
     verify_structure(graph)
     check_structure(structure, len(graph.input_nodes), len(graph.output_nodes))

@@ -28,11 +28,13 @@ def descs_match(graph: Graph) -> Iterator[str]:
 def formats_decided(graph: Graph) -> Iterator[str]:
     """No descriptor is `any`: each format is decided."""
     for node in graph.nodes():
-        read = dict(node.choice.operands) if node.choice else {}
-        written = {f"result {index}": desc for index, desc in enumerate(node.descs)}
-        for name, desc in {**{f"operand {key}": desc for key, desc in read.items()}, **written}.items():
+        read = node.choice.operands if node.choice else {}
+        for name, desc in read.items():
             if desc.kind is FormatKind.ANY:
-                yield f"{node.label}: the format of {name} is still any"
+                yield f"{node.label}: the format of operand {name} is still any"
+        for index, desc in enumerate(node.descs):
+            if desc.kind is FormatKind.ANY:
+                yield f"{node.label}: the format of result {index} is still any"
 
 
 def choices_complete(graph: Graph) -> Iterator[str]:
@@ -129,7 +131,7 @@ def parts_follow(graph: Graph) -> Iterator[str]:
 def bytes_have_grids(graph: Graph) -> Iterator[str]:
     """Every tensor on a grid has the same one for its producer and its readers, and as bytes it has the grid's type."""
     for node in graph.nodes():
-        for operand, value in graph.inputs(node.name).items():
+        for operand, value in graph.inputs(node.name).items() if node.grids else ():
             producer, grid = graph.node(value.node), node.grids.get(operand)
             if grid is None:
                 continue

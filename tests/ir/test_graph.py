@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from fmtprop.errors import GraphError
 from fmtprop.ir import Attrs, Graph, Node, TensorType, Value
-from fmtprop.ops import Eltwise
+from fmtprop.ops import Binary, Eltwise, emit
 from tests.ir.graphs import TYPE, chain, relu
 
 
@@ -188,3 +190,41 @@ def test_a_changed_copy_is_none(change):
     assert other.is_copy_of(graph)
     change(other)
     assert not other.is_copy_of(graph)
+
+
+def test_edits_of_a_copy_and_of_its_original_are_apart():
+    graph = chain()
+    other = graph.copy()
+    another = other.copy()
+    other.set_input("b", "src", Value("x"))
+    relu(graph, Value("x"), "new")
+    assert graph.inputs("b")["src"] == another.inputs("b")["src"] == Value("a") != other.inputs("b")["src"]
+    assert "new" in graph and "new" not in other and "new" not in another
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_after_any_edits_the_order_is_that_of_a_graph_made_anew(seed):
+    draw, graph = random.Random(seed), Graph("edited")
+    graph.input("x", TYPE)
+    graph.output(relu(graph, Value("x")))
+    for _ in range(25):
+        nodes = [one for one in graph.nodes() if not one.is_boundary]
+        node = draw.choice(nodes)
+        before = [one for one in nodes if one is not node and node.name not in graph.ancestors(one.name)]
+        source = Value(draw.choice(before).name if before else "x")
+        match draw.randrange(5):
+            case 0:
+                emit(
+                    graph, "binary", {"src_0": Value(node.name), "src_1": Value(draw.choice(nodes).name)}, Binary("add")
+                )
+            case 1:
+                value = emit(graph, "eltwise", {"src": source}, Eltwise("abs"), before=node.name)
+                graph.set_input(node.name, next(iter(graph.inputs(node.name))), value)
+            case 2:
+                graph.set_input(node.name, next(iter(graph.inputs(node.name))), source)
+            case 3:
+                graph.output(source)
+            case 4:
+                graph = graph.copy()
+        if draw.random() < 0.5:
+            assert names(graph) == names(Graph.from_networkx(graph.to_networkx()))
