@@ -194,8 +194,8 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         return self.recipe.repro
 
     def clone(self) -> PrimitiveDesc:
-        """Return another owner of the same implementation."""
-        return PrimitiveDesc(_clone(self), self.recipe, self.index)
+        """Return another owner of the same implementation; it keeps the answers of earlier queries."""
+        return self._with_answers(PrimitiveDesc(_clone(self), self._recipe, self.index))
 
     def sketch(self) -> PrimitiveDesc:
         """Return the same implementation without a native object; it keeps the answers of earlier queries.
@@ -207,7 +207,9 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
 
     def remade(self, recipe: Recipe | Callable[[], Recipe]) -> PrimitiveDesc:
         """Return the same implementation for a recipe that differs in numbers alone, such as those of post-ops."""
-        other = PrimitiveDesc(None, recipe, self.index)
+        return self._with_answers(PrimitiveDesc(None, recipe, self.index))
+
+    def _with_answers(self, other: PrimitiveDesc) -> PrimitiveDesc:
         other._impl, other._kind = self.impl, self.kind  # they identify the implementation
         other._mds.update(self._mds)
         return other

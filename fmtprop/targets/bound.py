@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from time import perf_counter
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -146,6 +147,19 @@ class OwnStream:
 
     def __init__(self) -> None:
         self._native: dnnl.Stream | None = None
+        #: memory, identity of a descriptor, bytes before it -> oneDNN's object for it
+        self._memories: WeakValueDictionary[tuple[MovableMemory, int, int], dnnl.Memory] = WeakValueDictionary()
+
+    def memory(self, memory: MovableMemory, md: dnnl.NativeDesc, start: int) -> dnnl.Memory:
+        """Return oneDNN's object for the memory from a byte on: calls that read it in one format share it."""
+        key = memory, id(md), start  # the object keeps the descriptor alive
+        made = self._memories.get(key)
+        if made is None:
+            pointer = memory.tensor.data_ptr() + start if memory.is_fixed else None
+            self._memories[key] = made = dnnl.Memory(dnnl.Engine.cpu(), md, pointer)
+            if not memory.is_fixed:
+                memory.follow(made.set_data_handle, start)
+        return made
 
     @property
     def native(self) -> dnnl.Stream:
@@ -165,7 +179,9 @@ class OwnStream:
             self._native.wait()
 
     def close(self) -> None:
-        """Release the oneDNN stream."""
+        """Release the oneDNN stream, and the objects for memory."""
+        for memory in list(self._memories.values()):
+            memory.close()
         if self._native is not None:
             self._native.close()
 

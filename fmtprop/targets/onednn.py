@@ -212,7 +212,7 @@ class OneDnnTarget(Provider):
         given = self._natives(node, request)
         if given is None:
             return
-        asked = _asked(node, request, is_alone=is_alone)
+        asked = _asked(node, request, is_alone=is_alone, is_named=named is not None)
         for primitive in (declaration.primitive, *declaration.equivalents):
             is_own = primitive is declaration.primitive
             if named is not None and declaration.equivalents and is_own == _is_of_equivalent(named):
@@ -285,7 +285,9 @@ class OneDnnTarget(Provider):
             return None
         identity = (impl, asked.operands, tuple(operands.values()), results)
         if identity not in known:
-            handle = PrimitiveImplementation(pd.sketch(), OneDnnTarget, is_alone=asked.is_alone)
+            # one that is asked for by its name will hardly be left out: its native object is made once
+            kept = pd.clone() if asked.is_named else pd.sketch()
+            handle = PrimitiveImplementation(kept, OneDnnTarget, is_alone=asked.is_alone)
             known[identity] = Candidate(self.name, impl, operands, results, 0.0, _is_ref(pd), handle)
         return known[identity]
 
@@ -312,9 +314,11 @@ class _Asked:
     starts: Mapping[str, MemoryDesc]
     #: whether one thread computes it
     is_alone: bool
+    #: whether one implementation is meant
+    is_named: bool
 
 
-def _asked(node: Node, request: Request, *, is_alone: bool) -> _Asked:
+def _asked(node: Node, request: Request, *, is_alone: bool, is_named: bool) -> _Asked:
     names, stored = result_names(node), stored_in(request)
     prelus = [post_op for post_op in node.post_ops if post_op.op == "prelu"]
     slopes = {name: plain(request[name]) for post_op in prelus for name in post_op.operands}
@@ -322,7 +326,7 @@ def _asked(node: Node, request: Request, *, is_alone: bool) -> _Asked:
     operands = tuple(name for name in request if name not in names)
     results = tuple(name for name in names if name in request)
     starts = {name: desc.at_start() for name, desc in request.items()}
-    return _Asked(node, request, stored, operands, results, tail, slopes, starts, is_alone)
+    return _Asked(node, request, stored, operands, results, tail, slopes, starts, is_alone, is_named)
 
 
 class _Answers:

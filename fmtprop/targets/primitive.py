@@ -104,11 +104,13 @@ class _CompiledPrimitive(Executable):
 
     def __init__(self, primitive: dnnl.Primitive, after: Kernel | None, restored: int) -> None:
         self._primitive, self._after, self._restored = primitive, after, restored
+        #: names of operands -> the arguments; steps with this primitive have the same attributes and post-ops
+        self._arguments: dict[tuple[str, ...], list[tuple[str, int, dnnl.NativeDesc]]] = {}
 
     def bind(self, node: Node, places: Mapping[str, Place], stream: OwnStream) -> Bound:
         arguments_ = [
             (number, md, places[name].memory, start_of(places[name].desc, md))
-            for name, number, md in arguments(node, self._primitive.desc)
+            for name, number, md in self._arguments_of(node)
         ]
         for number, numbers in scale_arguments(node):
             md = dnnl.NativeDesc.from_desc(MemoryDesc(numbers.shape, tensor_type(numbers).dtype))
@@ -123,8 +125,14 @@ class _CompiledPrimitive(Executable):
             self._primitive, arguments_, scratchpad, stream, work, node.label, restored=self._restored
         )
 
+    def _arguments_of(self, node: Node) -> list[tuple[str, int, dnnl.NativeDesc]]:
+        key = tuple(node.choice.operands) if node.choice is not None else ()
+        if key not in self._arguments:
+            self._arguments[key] = arguments(node, self._primitive.desc)
+        return self._arguments[key]
+
     def lay_out(self, node: Node, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        mds = {operand: md for operand, _, md in arguments(node, self._primitive.desc)}
+        mds = {operand: md for operand, _, md in self._arguments_of(node)}
         return laid_out(tensor, mds[name])
 
     def close(self) -> None:
@@ -146,15 +154,11 @@ def bind_primitive(
     `arguments`: number, descriptor, memory, and offset from the memory's start in bytes. `restored`: number of threads
     after the run, if the primitive was made for one thread and the plan has more; else 1.
     """
-    pd, engine, bound = primitive.desc, dnnl.Engine.cpu(), []
+    pd = primitive.desc
     room = pd.query_md("scratchpad")
     if room is not None and room.nbytes and scratchpad is not None:
         arguments = [*arguments, (int(dnnl.Arg.SCRATCHPAD), room, scratchpad, 0)]
-    for number, md, memory, start in arguments:
-        native = dnnl.Memory(engine, md, None)
-        memory.follow(native.set_data_handle, start)
-        bound.append((number, native))
-    given = dnnl.ExecArgs(bound)
+    given = dnnl.ExecArgs([(number, stream.memory(memory, md, start)) for number, md, memory, start in arguments])
     calls: list[Call] = [(dnnl.hot_execute, primitive.handle, stream.native.handle, given.count, given.array)]
     alone = on_one_thread(calls, restored) if restored > 1 else None
     if alone is not None:  # one call, so that Ctrl-C finds the caller's number of threads
@@ -170,13 +174,7 @@ def bind_primitive(
 
     return Bound(
         calls,
-        keep=[
-            *(native for _, native in bound),
-            *(one[2].tensor for one in arguments if one[2].is_fixed),
-            given,
-            alone,
-            after,
-        ],
+        keep=[*(one[2].tensor for one in arguments if one[2].is_fixed), given, alone, after],
         failure=failure,
     )
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fmtprop as fp
+from fmtprop import dnnl
 from fmtprop.ir.node import Choice, Node
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
@@ -76,3 +77,15 @@ def test_results_are_right_in_inference_mode_and_with_given_results() -> None:
             net(x, out=out)
             for got, wanted in zip(out, Both()(x), strict=True):
                 torch.testing.assert_close(got, wanted)
+
+
+def test_calls_share_the_object_of_a_memory_for_one_format() -> None:
+    stream, md = OwnStream(), dnnl.NativeDesc.from_desc(WHOLE)
+    x = torch.randn(4, 6)
+    fixed, moving = MovableMemory(x), MovableMemory(desc=WHOLE)
+    whole, behind, moved = stream.memory(fixed, md, 0), stream.memory(fixed, md, 64), stream.memory(moving, md, 0)
+    assert stream.memory(fixed, md, 0) is whole and stream.memory(moving, md, 0) is moved is not whole
+    moving.put(x)
+    assert (whole.pointer, behind.pointer, moved.pointer) == (x.data_ptr(), x.data_ptr() + 64, x.data_ptr())
+    stream.close()
+    assert whole.closed and behind.closed and moved.closed

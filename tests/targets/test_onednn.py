@@ -82,6 +82,14 @@ def test_a_name_finds_the_implementations_that_have_it(target, kernel, tail):
     assert not list(target.named(node, asked, replace(offers[0].choice(""), impl="jit:unknown")))
 
 
+def test_the_descriptor_of_a_named_implementation_is_made_once(target, monkeypatch):
+    node, formats = convolution()
+    offer = next(iter(target.candidates(node, request(node, formats))))
+    (named,) = list(OneDnnTarget().named(node, request(node, formats), offer.choice("")))[:1]
+    monkeypatch.setattr(dnnl.Recipe, "create", None)
+    named.handle.build(1).close()
+
+
 def test_a_concrete_request_is_served_as_asked(target):
     node, formats = convolution()
     plain = MemoryDesc((2, 16, 10, 10), "f32")
