@@ -7,6 +7,7 @@ another shape runs the kernels that were checked for the first one, with other c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import lru_cache
 from math import gcd
@@ -67,19 +68,23 @@ def likeness_in_model(node: Node) -> tuple[object, ...]:
     tail = tuple((one.op, one.attrs, one.operand) for one in node.post_ops)
     roles = {one.name: one.role for one in ports(node, choice.operands)}
     operands = tuple(
-        (name, persistent_text(desc) if roles[name] is Role.PARAMETER else _lengths_of_desc(desc))
+        (name, desc if roles[name] is Role.PARAMETER else _lengths_of_desc(desc))
         for name, desc in choice.operands.items()
     )
-    identity = repr(sorted(choice.handle.identity.items()))
+    identity = tuple(sorted(choice.handle.identity.items()))
     results = tuple(map(_lengths_of_desc, node.descs))
-    return node.op, _attrs_without_size(node), tail, choice.target, choice.impl, identity, operands, results
+    attrs = _attrs_without_size(node, choice.operands)
+    return node.op, attrs, tail, choice.target, choice.impl, identity, operands, results
 
 
-def _attrs_without_size(node: Node) -> tuple[object, ...]:
-    """Return the attributes of a node, without the size of its result that a resampling has among them."""
-    return tuple(
-        getattr(node.attrs, one.name) for one in fields(node.attrs) if node.op != "resampling" or one.name != "size"
-    )
+def _attrs_without_size(node: Node, operands: Mapping[str, MemoryDesc]) -> tuple[object, ...]:
+    """Return the attributes of a node, without sizes of its tensors: of a resampling's result, of a whole image."""
+    values = {one.name: getattr(node.attrs, one.name) for one in fields(node.attrs)}
+    if node.op == "resampling":
+        del values["size"]
+    if node.op == "pooling" and values["kernel"] == operands["src"].dims[2:]:
+        values["kernel"] = values["strides"] = tuple(map(_tail, values["kernel"]))
+    return tuple(values.values())
 
 
 def _tail(size: int) -> tuple[bool, ...]:
@@ -91,7 +96,7 @@ def _tail(size: int) -> tuple[bool, ...]:
 def _lengths_of_desc(desc: MemoryDesc) -> object:
     """Return a format, and its sizes: along vectors what is left of them, along other axes 0, 1 or more."""
     if desc.kind is not FormatKind.BLOCKED or desc.has_broadcast or not desc.ndim:
-        return persistent_text(desc)
+        return desc
     order = sorted(range(desc.ndim), key=lambda axis: (desc.strides[axis], axis))
     vectors = {1, *([block.axis for block in desc.inner_blocks] or order[:1])}
     lengths = tuple(

@@ -326,13 +326,26 @@ def test_elements_that_share_a_position_have_one_number(grid):
     assert numbers.shape == (1, 6, 4, 7) and torch.equal(numbers, numbers[..., :1].expand(1, 6, 4, 7))
 
 
-def test_a_later_shape_is_not_checked_for_sizes_among_attributes(store, monkeypatch):
+@pytest.mark.parametrize("make", [lambda size: nn.Upsample(scale_factor=2.0), nn.AvgPool2d], ids=["resized", "average"])
+def test_a_later_shape_is_not_checked_for_sizes_among_attributes(make, store, monkeypatch):
     def plan(size):
-        return fp.compile(nn.Upsample(scale_factor=2.0), torch.randn(1, 8, size, size), verify="off").plan
+        return fp.compile(make(size), torch.randn(1, 64, size, size), policy="plain", verify="off").plan
 
-    first, later = plan(16), plan(32)
+    first, later = plan(32), plan(64)
     monkeypatch.setattr(selfcheck, "check_node", None)
     assert check_steps(later.steps, store, later.packed, likenesses(first)) == []
+
+
+def test_a_later_shape_is_checked_for_another_window(store, monkeypatch):
+    def plan(window):
+        return fp.compile(nn.AvgPool2d(window), torch.randn(1, 8, 36, 36), policy="plain", verify="off").plan
+
+    first, *others = plan(2), plan(3), plan(36)
+    ran = []
+    monkeypatch.setattr(selfcheck, "check_node", lambda node, *_: ran.append(node.name))
+    for other in others:
+        assert check_steps(other.steps, store, other.packed, likenesses(first)) == []
+    assert len(ran) == len(others)
 
 
 def test_a_scalar_has_a_likeness():
