@@ -213,3 +213,14 @@ def test_weights_on_a_grid_stay_on_one(factor, least, kept):
         assert (held - held.round()).abs().max() < 1e-4
         assert grids["dst"].low <= held.min() + 1e-4
         assert held.max() <= grids["dst"].high + 1e-4
+
+
+def test_a_bias_alone_leaves_the_weights_as_they_are():
+    build = Builder()
+    weights = build.random(6, 7)
+    value = build.op("matmul", MatMul(), "mm", src=build.input(5, 6), weights=build.constant(weights))
+    folded = rewrite(
+        build.output(build.binary("add", value, build.constant(build.random(1, 7)), "bias")), FoldBatchNorm()
+    )
+    assert summary(folded) == ["mm"]
+    assert folded.constants[folded.inputs("mm")["weights"].node] is weights

@@ -154,16 +154,17 @@ def _scale_weights(graph: Graph, producer: Node, linear: Linear, affine: Affine)
     if not (bound <= torch.finfo(dtype).max and new_bias.isfinite().all()):
         return False
     new_bias = new_bias.reshape(linear.bias_dims(channels, dst.ndim))
-    rows = scale.reshape(linear.factor_dims(type_.dims, dst.ndim))
-    scaled = partial(_scaled, rows=rows, in_place=is_fresh(data))
-    made: torch.Tensor | Deferred
-    if isinstance(weights, Deferred):
-        identity = "scaled", tuple(rows.shape), rows.numpy().tobytes()
-        made = weights.then(scaled, identity=identity, fresh=True, largest=None if largest is None else bound)
-    else:
-        made = scaled(weights)
-    grid = _scaled_grid(source.grids["dst"], rows, made) if source.grids else None
-    inputs["weights"] = new_constant(graph, made, producer, source.origin, grid)
+    if scale.ne(1).any():  # a bias alone leaves the weights as they are
+        rows = scale.reshape(linear.factor_dims(type_.dims, dst.ndim))
+        scaled = partial(_scaled, rows=rows, in_place=is_fresh(data))
+        made: torch.Tensor | Deferred
+        if isinstance(weights, Deferred):
+            identity = "scaled", tuple(rows.shape), rows.numpy().tobytes()
+            made = weights.then(scaled, identity=identity, fresh=True, largest=None if largest is None else bound)
+        else:
+            made = scaled(weights)
+        grid = _scaled_grid(source.grids["dst"], rows, made) if source.grids else None
+        inputs["weights"] = new_constant(graph, made, producer, source.origin, grid)
     inputs["bias"] = new_constant(graph, new_bias, producer, source.origin)
     graph.set_inputs(producer.name, inputs)
     return True
