@@ -209,8 +209,8 @@ def origin_of(node: fx.Node) -> str:
 def _line_of(node: fx.Node) -> str:
     """Return file and line of a call: the innermost frame outside of PyTorch's own files; empty if none is recorded."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    own = [f"{PurePath(file).name}:{line}" for file, line in frames if not file.startswith((_TORCH, "<"))]
-    return own[-1] if own else ""
+    own = (f"{PurePath(file).name}:{line}" for file, line in reversed(frames) if not file.startswith((_TORCH, "<")))
+    return next(own, "")
 
 
 def _where(node: fx.Node) -> str:

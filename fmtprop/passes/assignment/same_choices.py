@@ -95,6 +95,8 @@ class _Transfer(Assignment):
         self.advised: tuple[Node | None, tuple[Node, Choice] | None] = None, None
         #: node without its name, request, choice -> the answer to equal nodes
         self.known: dict[object, Candidate | None] = {}
+        #: identity of such an answer -> the answer, and its cost
+        self.priced: dict[int, tuple[Candidate, float]] = {}
         #: compute-intensive nodes, and those of them that chose for themselves
         self.compute, self.local = 0, 0
 
@@ -211,9 +213,12 @@ class _Transfer(Assignment):
         return Placed(self.out.add(node, {})[0], desc)
 
     def _settle(self, node: Node, tensors: Mapping[str, Placed], candidate: Candidate, reason: str) -> None:
-        candidate = self._at_their_places(candidate, tensors)
+        asked, candidate = candidate, self._at_their_places(candidate, tensors)
         inputs = {n: self._convert(tensor, candidate.operands[n], node, n) for n, tensor in tensors.items()}
-        choice = replace(candidate.choice(reason), cost=self._cost(node, candidate))
+        if id(asked) not in self.priced:
+            self.priced[id(asked)] = asked, self._cost(node, candidate)
+        cost = self.priced[id(asked)][1]
+        choice = Choice(candidate.target, candidate.impl, candidate.operands, reason, cost, candidate.handle)
         self._place(node, inputs, candidate.results, choice)
 
     # ------------------------------------------------------------------ the other graph's advice
@@ -367,7 +372,7 @@ def fusion_for(
     if node.is_boundary or node.name not in formatted:
         return None
     other = formatted.node(node.name)
-    if kind_of(other) == kind_of(node):
+    if (other.op == node.op and not other.post_ops and not node.post_ops) or kind_of(other) == kind_of(node):
         return None
     for fusion in fusions:
         found = fusion(graph, node)

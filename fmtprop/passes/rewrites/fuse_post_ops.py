@@ -76,6 +76,8 @@ class FusePostOps(Pass):
             wanted, found = _tail(fused), _tail(other)
             if other.op == fused.op and "convolution" not in found:  # such a node has another's post-ops, too
                 return wanted == found[: len(wanted)]
+            if other.op != fused.op and wanted == found[: len(wanted)]:  # the last of several nodes in place of this
+                return True
         types = {name: graph.type_of(value) for name, value in {**graph.inputs(fused.name), **added}.items()}
         tail = tuple((one.op, one.attrs, one.operands) for one in fused.post_ops)
         key = fused.op, fused.attrs, fused.results, fused.exact, tail, tuple(types.items())
