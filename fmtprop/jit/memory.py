@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Callable
 from functools import cache
 
 #: kept as long as the process lives, because plans hold addresses of code
@@ -15,13 +16,19 @@ def place_code(code: bytes) -> int:
     pages = mmap.mmap(-1, len(code), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     pages.write(code)
     address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
-    protect = ctypes.CDLL(None, use_errno=True).mprotect
-    protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    if protect(address, len(code), mmap.PROT_READ | mmap.PROT_EXEC):
+    if _protect()(address, len(code), mmap.PROT_READ | mmap.PROT_EXEC):
         number = ctypes.get_errno()
         raise OSError(number, "mprotect refuses to make code executable")
     _PAGES.append(pages)
     return address
+
+
+@cache
+def _protect() -> Callable[[int, int, int], int]:
+    """Return the C function that changes what a process may do with its pages."""
+    function = ctypes.CDLL(None, use_errno=True).mprotect
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return function
 
 
 @cache

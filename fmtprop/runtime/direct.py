@@ -7,8 +7,9 @@ themselves. The source has only numbered names, none of the plan's.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count
+from types import CodeType
 from typing import Any, NoReturn
 
 import torch
@@ -43,6 +44,11 @@ _TAIL = """
         if had_grad:
             set_grad(True)
 """
+
+
+@lru_cache(maxsize=64)  # of a model's shapes, all plans with the same steps have one source
+def _code(text: str) -> CodeType:
+    return compile(text, "<string>", "exec")
 
 
 def generated(
@@ -167,7 +173,7 @@ class _Source:
             "refused": REFUSED,
             "refuse": _refuse,
         }
-        exec(text, names)
+        exec(_code(text), names)
         made: Run = names.pop("run")  # not in its own globals: a cycle would keep the memory of a context
         return made
 

@@ -104,8 +104,8 @@ class _CompiledPrimitive(Executable):
 
     def __init__(self, primitive: dnnl.Primitive, after: Kernel | None, restored: int) -> None:
         self._primitive, self._after, self._restored = primitive, after, restored
-        #: names of operands -> the arguments; steps with this primitive have the same attributes and post-ops
-        self._arguments: dict[tuple[str, ...], list[tuple[str, int, dnnl.NativeDesc]]] = {}
+        #: formats of operands -> the arguments; steps with this primitive have the same attributes and post-ops
+        self._arguments: dict[tuple[object, ...], list[tuple[str, int, dnnl.NativeDesc]]] = {}
 
     def bind(self, node: Node, places: Mapping[str, Place], stream: OwnStream) -> Bound:
         arguments_ = [
@@ -126,7 +126,7 @@ class _CompiledPrimitive(Executable):
         )
 
     def _arguments_of(self, node: Node) -> list[tuple[str, int, dnnl.NativeDesc]]:
-        key = tuple(node.choice.operands) if node.choice is not None else ()
+        key = tuple(node.choice.operands.items()) if node.choice is not None else ()
         if key not in self._arguments:
             self._arguments[key] = arguments(node, self._primitive.desc)
         return self._arguments[key]

@@ -196,8 +196,8 @@ def _falling(figures: Mapping[int, float | None]) -> dict[int, float]:
 
 def are_measured(store: Store) -> bool:
     """Return whether a store has this machine's peaks, but for reading footprints that no model has had."""
-    keys = keys_of_peaks()
-    return all(store.figure(keys[name]) is not None for name in ("copying", "call", f"flops {DataType.F32}"))
+    names = "copying", "call", f"flops {DataType.F32}"
+    return all(store.figure(key_of({"peak": name})) is not None for name in names)
 
 
 def nominal_peaks() -> Peaks:

@@ -74,7 +74,9 @@ class FusePostOps(Pass):
         if self.like is not None and fused.name in self.like:
             other = self.like.node(fused.name)
             wanted, found = _tail(fused), _tail(other)
-            if other.op == fused.op and "convolution" not in found:  # such a node has another's post-ops, too
+            if "convolution" in found:  # the post-ops before it are another node's
+                found = found[found.index("convolution") + 1 :]
+            if other.op == fused.op:
                 return wanted == found[: len(wanted)]
             if other.op != fused.op and wanted == found[: len(wanted)]:  # the last of several nodes in place of this
                 return True
