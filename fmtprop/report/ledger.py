@@ -66,7 +66,7 @@ CAUSES = {
 
 _MEANINGS = {
     FORCED: "forced (no plan does without)",
-    PAYS: "worth their time (a plan without costs more)",
+    PAYS: "worth the time (a plan without costs more)",
     WASTED: "avoidable (a plan without costs no more)",
     UNCERTAIN: "uncertain (the difference is within the errors of the costs)",
     UNSOLVED: "not asked about",

@@ -49,10 +49,10 @@ def in_bytes(node: Node, request: Request) -> Iterator[Request]:
                 yield {**request, **read}
 
 
-def why_in_floats(node: Node, candidate: Candidate, setting: Setting, in_bytes: Sequence[float] = ()) -> str:
+def why_in_floats(node: Node, candidate: Candidate, setting: Setting, in_bytes: Sequence[float] | None = None) -> str:
     """Return why a node of a quantized model computes with real numbers; nothing for any other node.
 
-    `in_bytes`: costs of the ways to compute it with bytes, in seconds.
+    `in_bytes`: costs of all ways to compute it with bytes, in seconds; None if a policy asks for its formats alone.
     """
     is_quantized = bool(node.grids.keys() & candidate.operands.keys())
     if node.is_boundary or not is_quantized or candidate.target == "view" or reads_bytes(candidate):
@@ -61,6 +61,8 @@ def why_in_floats(node: Node, candidate: Candidate, setting: Setting, in_bytes: 
         return f"; {IN_FLOATS}this target computes nothing in bytes"
     if not node.grids.keys() & set(sources(node, candidate.operands)):
         return f"; {IN_FLOATS}it reads numbers that are not rounded"
+    if in_bytes is None:
+        return f"; {IN_FLOATS}no implementation computes with its bytes in the formats that the policy asks for"
     if not in_bytes:
         return f"; {IN_FLOATS}no implementation here computes with its bytes"
     return f"; {IN_FLOATS}{min(in_bytes) * 1e6:.0f} us in bytes, and changes of type around it"
