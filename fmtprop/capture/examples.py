@@ -14,6 +14,7 @@ from fmtprop.errors import ImportModelError, InputError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.structure import flatten_arguments
 from fmtprop.ir.tensors import torch_dtype
+from fmtprop.system.printable import counted
 
 
 def check_examples(graph: Graph, example_inputs: Any, kwargs: Mapping[str, Any] | None = None) -> None:
@@ -37,8 +38,8 @@ def check_examples(graph: Graph, example_inputs: Any, kwargs: Mapping[str, Any] 
     if len(given) != len(graph.input_nodes):
         names = ", ".join(node.name for node in graph.input_nodes)
         raise ImportModelError(
-            f"{graph.name} takes {len(graph.input_nodes)} inputs ({names}), example_inputs has {len(given)}; leave "
-            "it out, a graph already has its shapes"
+            f"{graph.name} takes {counted(len(graph.input_nodes), 'input')} ({names}), example_inputs has "
+            f"{len(given)}; leave it out, a graph already has its shapes"
         )
     for node, example in zip(graph.input_nodes, given, strict=True):
         type_ = node.results[0]

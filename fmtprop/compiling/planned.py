@@ -21,6 +21,7 @@ from fmtprop.runtime.selfcheck import Mismatch, check_steps
 from fmtprop.runtime.threads import on_cpu, running_with
 from fmtprop.runtime.weights import PackedForms
 from fmtprop.store import Store
+from fmtprop.system.printable import counted
 from fmtprop.targets import ReferenceTarget
 from fmtprop.targets.executable import Targets, implementation
 from fmtprop.targets.registry import provider
@@ -67,8 +68,8 @@ class Planned:
                     graph = renewed.run(self.with_constants())
                 except UnsupportedOpError as error:
                     warnings.warn(
-                        f"model {name} keeps running with {self.plan.threads} threads: {error}; compile it again with "
-                        f"{threads}",
+                        f"model {name} keeps running with {counted(self.plan.threads, 'thread')}: {error}; compile it "
+                        f"again with {threads}",
                         RuntimeWarning,
                         stacklevel=2,
                     )
@@ -82,7 +83,7 @@ class Planned:
                     warnings.warn(f"{mismatch}; choosing another implementation", RuntimeWarning, stacklevel=2)
                     targets.reject(mismatch.node)
         raise PlanError(
-            f"model {name}: primitives for {threads} threads keep failing their check; the last: {wrong[0]}"
+            f"model {name}: primitives for {counted(threads, 'thread')} keep failing their check; the last: {wrong[0]}"
         )
 
     def with_constants(self) -> Graph:

@@ -24,6 +24,8 @@ class Explanation:
     regions: tuple[tuple[torch.fx.GraphModule, Ready], ...]
     #: reasons why the model is more than one graph
     breaks: tuple[str, ...]
+    #: what `torch.compile` left to Python without a graph break, and how it would capture it; empty if nothing
+    left: str = ""
 
     def __str__(self) -> str:
         lines = [f"{counted(len(self.regions), 'graph')}, {counted(len(self.breaks), 'graph break')}"]
@@ -33,6 +35,7 @@ class Explanation:
             lines.append(f"graph {number}: {calls} calls, run by {who}: {outcome.reason}")
             lines += [f"  {count} x {where}" for where, count in _steps(outcome)]
         lines += [f"graph break {number}: {reason.splitlines()[0]}" for number, reason in enumerate(self.breaks)]
+        lines += [self.left] if self.left else []
         return "\n".join(lines)
 
 
@@ -69,7 +72,18 @@ def explain(model: Any, *args: Any, options: dict[str, Any] | None = None, **kwa
         compiled(*args, **kwargs)
         breaks = explain_breaks(model)(*args, **kwargs).break_reasons
     found = tuple((region.module, outcome) for region in regions for outcome in region.outcomes)
-    return Explanation(found, tuple(str(one.reason) for one in breaks))
+    return Explanation(found, tuple(str(one.reason) for one in breaks), _left(model))
+
+
+def _left(model: Any) -> str:
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    kinds = sorted({type(one).__name__ for one in modules if isinstance(one, torch.nn.RNNBase)})
+    if not kinds or config.allow_rnn:
+        return ""
+    return (
+        f"torch.compile leaves modules that call nn.{' or nn.'.join(kinds)} to Python; "
+        "torch._dynamo.config.allow_rnn = True before the first call lets it capture them"
+    )
 
 
 def _steps(outcome: Ready) -> list[tuple[str, int]]:

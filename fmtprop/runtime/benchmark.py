@@ -11,6 +11,7 @@ from typing import Any
 
 from fmtprop.errors import InputError
 from fmtprop.system.limits import MAX_RUNS
+from fmtprop.system.printable import counted
 from fmtprop.system.timing import Clock, quartiles, seconds_of
 
 
@@ -76,7 +77,7 @@ class BenchmarkResult:
         return (
             f"{self.model}: {self.median * 1e3:.3f} ms median [{low * 1e3:.3f}, {high * 1e3:.3f} quartiles], "
             f"{self.fastest * 1e3:.3f} ms fastest of {self.runs} runs; {self.precision}, {self.policy}, "
-            f"{self.threads} threads"
+            f"{counted(self.threads, 'thread')}"
         )
 
 

@@ -26,6 +26,7 @@ from fmtprop.ops.pytorch import (
     tracing_state,
 )
 from fmtprop.runtime.plan import Plan
+from fmtprop.system.printable import counted
 
 #: kinds of calls, with some inputs made in inference mode, that are checked at once
 _MOST_MIXED = 4
@@ -171,7 +172,9 @@ class Boundary:
             )
         if len(inputs) != len(self.inputs):
             names = ", ".join(one.name for one in self.inputs)
-            raise InputError(f"model {self.model} takes {len(self.inputs)} inputs ({names}), got {len(inputs)}")
+            raise InputError(
+                f"model {self.model} takes {counted(len(self.inputs), 'input')} ({names}), got {len(inputs)}"
+            )
         read = []
         for one, tensor in zip(self.inputs, inputs, strict=True):
             read.append(one.read(tensor))  # under torch.compile, each frame takes a fifth of a us

@@ -284,7 +284,7 @@ def test_example_inputs_must_be_those_of_a_graph_or_file(models, which, examples
 def test_example_inputs_of_a_graph_without_structure_are_counted():
     graph = Graph("plain")
     graph.output(graph.input("x", TensorType((1, 8))))
-    with pytest.raises(ImportModelError, match=r"plain takes 1 inputs \(x\), example_inputs has 2; leave it out"):
+    with pytest.raises(ImportModelError, match=r"plain takes 1 input \(x\), example_inputs has 2; leave it out"):
         fmtprop.compile(graph, (torch.ones(1, 8), torch.ones(1, 8)))
 
 

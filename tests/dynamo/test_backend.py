@@ -761,3 +761,21 @@ def test_weights_that_a_plan_reads_in_place_get_huge_pages(monkeypatch):
     with torch.no_grad():
         torch.compile(module, backend="fmtprop", options={"deterministic": True})(torch.ones(1, 1024))
     assert (module.weight.data_ptr(), module.weight.nbytes) in seen
+
+
+def test_an_explanation_tells_of_recurrent_modules():
+    class Tagger(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.last = torch.nn.LSTM(8, 8), torch.nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.layer(x)[0])
+
+    module, x = Tagger().eval(), torch.ones(3, 2, 8)
+    found = fp.explain(module, x, options=OPTIONS)
+    assert not found.regions and "nn.LSTM to Python; torch._dynamo.config.allow_rnn = True" in str(found)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(allow_rnn=True):
+        found = fp.explain(module, x, options=OPTIONS)
+    assert len(found.regions) == 1 and "allow_rnn" not in str(found)

@@ -254,7 +254,7 @@ def test_a_kind_of_tensor_that_no_plan_takes(small, change, message):
 
 
 def test_wrong_number_of_inputs(small):
-    with pytest.raises(fp.InputError, match=r"takes 1 inputs \(x\), got 2"):
+    with pytest.raises(fp.InputError, match=r"takes 1 input \(x\), got 2"):
         small[1](small[2], small[2])
 
 

@@ -265,7 +265,7 @@ def test_a_plan_that_keeps_failing_its_check_is_refused(monkeypatch):
     monkeypatch.setattr(planned.Targets, "reject", lambda *_: None)
     with (
         pytest.warns(RuntimeWarning, match="choosing another"),
-        pytest.raises(fp.PlanError, match=r"primitives for 1 threads keep failing their check; the last: node conv"),
+        pytest.raises(fp.PlanError, match=r"primitives for 1 thread keep failing their check; the last: node conv"),
     ):
         net.prepare(1)
 
