@@ -198,7 +198,10 @@ def _parts(made: Any, model: str, shapes: Sequence[Sequence[int]]) -> tuple[nn.M
     if rest:
         inputs = rest[0] if isinstance(rest[0], tuple | list) else (rest[0],)
     else:
-        inputs = tuple(torch.randn(tuple(shape)) for shape in shapes)
+        # of the module's own data type: a module in bf16 takes no f32
+        dtypes = (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
+        dtype = next(dtypes, torch.float32)
+        inputs = tuple(torch.randn(tuple(shape)).to(dtype) for shape in shapes)
     if not inputs:
         raise ImportModelError(
             f"{model} returns a module without example inputs: give --input with a shape such as 8x3x224x224, or "

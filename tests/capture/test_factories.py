@@ -27,6 +27,9 @@ def with_loss():
 def frozen():
     return nn.Linear(4, 2).requires_grad_(False), torch.ones(3, 4)
 
+def half():
+    return nn.Linear(4, 2, dtype=torch.bfloat16)
+
 def sized(width):
     return nn.Linear(width, 2)
 
@@ -59,6 +62,10 @@ def test_factories(models, place):
     assert made.loss(torch.full((2,), 3.0)) == 6
     again = trainable(f"{place}:with_loss")
     assert torch.equal(made.module.weight, again.module.weight), "seeded"
+
+
+def test_inputs_have_the_data_type_of_the_module(models):
+    assert trainable("file.py:half", [(3, 4)]).inputs[0].dtype is torch.bfloat16
 
 
 def test_a_program_that_was_exported_in_train_mode(tmp_path):
