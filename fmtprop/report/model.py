@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fmtprop.ir.graph import Graph
-from fmtprop.passes.assignment.assign import NO_PRIMITIVE
+from fmtprop.passes.assignment.assign import LOSES, NO_PRIMITIVE
 from fmtprop.passes.assignment.formats import describe
 from fmtprop.passes.precision.in_bytes import IN_FLOATS
 from fmtprop.passes.target import is_loop
@@ -260,9 +260,9 @@ class Report:
         slowest = ", ".join(op for op, _ in seconds.most_common(_NAMED_OPS))
         some = counted(len(self.fallbacks), "step")
         they = "it takes" if len(self.fallbacks) == 1 else "they take"
-        are_calls = all(row.reason == NO_PRIMITIVE for row in self.fallbacks)
+        in_any_format = all(row.reason == NO_PRIMITIVE or LOSES in row.reason for row in self.fallbacks)
         hint = "; policy='optimal' may find formats that have such code"
-        other = "" if self.policy == "optimal" or are_calls else hint
+        other = "" if self.policy == "optimal" or in_any_format else hint
         return (
             f"{self.fallback_share:.0%} of the run is in {some} without optimized code ({slowest}): {they} as long as "
             f"in PyTorch{other}",

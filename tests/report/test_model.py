@@ -81,6 +81,9 @@ def test_a_report_warns_of_what_has_no_optimized_code():
     (other,) = replace(report, policy="naive", steps=(step, step)).warnings
     assert "2 steps" in other and "they take" in other
     assert other.endswith("as in PyTorch"), "no format has code for such a call"
+    exact = replace(step, reason="onednn loses NaN or infinities: PyTorch runs it")
+    (other,) = replace(report, policy="naive", steps=(step, exact)).warnings
+    assert other.endswith("as in PyTorch"), "nor for NaN that must be kept"
     loop = replace(step, reason="onednn has only a reference implementation: PyTorch runs it")
     (other,) = replace(report, policy="naive", steps=(step, loop)).warnings
     assert other.endswith("; policy='optimal' may find formats that have such code")

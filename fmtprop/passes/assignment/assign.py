@@ -27,6 +27,8 @@ from fmtprop.passes.target import Candidate, Setting, can_be_read, free_results
 
 #: reason of a node that is a call of PyTorch's
 NO_PRIMITIVE = "no oneDNN primitive: PyTorch runs it"
+#: is in the reason of a node of which all of a target's implementations lose what must be kept
+LOSES = "loses NaN or infinities"
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,7 @@ class Assignment:
         if bytes_ is not None:
             return bytes_
         loses = node.exact and loses_special_values(node)
-        why = f"{main} loses NaN or infinities" if loses else f"{main} has no implementation of it here"
+        why = f"{main} {LOSES}" if loses else f"{main} has no implementation of it here"
         question = Question(node, declaration, given, self.setting.target.reorder_cost)
         for option in self.policy(question):
             for candidate in self.setting.target.candidates(node, option.request):
