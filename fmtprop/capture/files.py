@@ -86,7 +86,10 @@ def load(path: object, *, shapes: Mapping[str, Sequence[int]] | None = None, def
     if kind == ".py":
         raise ImportModelError(f"{file} is a program: name a function in it that returns a module, as {file}:function")
     if kind == ".fmtplan":
-        raise ImportModelError(f"{file} is no plan file, or is damaged; `fmtprop compile MODEL -o {file}` writes one")
+        raise ImportModelError(
+            f"{file} is no plan file, is damaged, or is for run, report, bench and plan show, which "
+            f"take plans; `fmtprop compile MODEL -o {file}` writes one"
+        )
     raise ImportModelError(f"{file}: unknown kind of file {kind!r}; known: {_KINDS}")
 
 

@@ -50,9 +50,9 @@ class Measurement:
 
     #: ``eager``, ``channels_last``, ``mkldnn``, ``inductor`` or ``fmtprop``
     name: str
-    #: median time of a run; 0 if it failed
+    #: mean time of a run, without the tenth of the turns at either end; 0 if it failed
     seconds: float = 0.0
-    #: seconds that a run saves relative to the run of eager in the same turn; None for eager, and if it failed
+    #: seconds that a run saves, which is eager's time less its own; None for eager, and if it failed
     gain: Gain | None = None
     #: reorders that oneDNN executed in a run
     reorders: int = 0
@@ -79,6 +79,17 @@ def gain_of(turns: Sequence[Sequence[float]]) -> Gain:
     sums = torch.stack([_sum_of_means(seconds[pick]) for pick in picks])
     low, high = sums.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     return Gain(_sum_of_means(seconds).item(), low, high)
+
+
+def mean_of(times: Sequence[float]) -> float:
+    """Return the mean time of a run, without the tenth of the turns at either end.
+
+    >>> mean_of([1.0] * 9 + [9.0])
+    1.0
+    """
+    import torch
+
+    return _sum_of_means(torch.tensor([[one] for one in times], dtype=torch.float64)).item()
 
 
 def _sum_of_means(seconds: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 
 from fmtprop.api import compile as compile_model
 from fmtprop.errors import FmtpropError
-from fmtprop.lens.gain import LEAST_TURNS, LONGEST_SECONDS, WAYS, Gain, Measurement, gain_of
+from fmtprop.lens.gain import LEAST_TURNS, LONGEST_SECONDS, WAYS, Gain, Measurement, gain_of, mean_of
 from fmtprop.lens.tracer import logging, output_of
 from fmtprop.ops.pytorch import tree_flatten, tree_map_only
 from fmtprop.runtime.agreement import error_of_numbers
@@ -64,7 +64,7 @@ def measure(
         if len(times["eager"]) == turns and not _is_enough(times) and monotonic() < end:
             turns += LEAST_TURNS
     return tuple(
-        failed.get(name) or Measurement(name, median(times[name]), _gain(times, name), *logs[name], errors[name])
+        failed.get(name) or Measurement(name, mean_of(times[name]), _gain(times, name), *logs[name], errors[name])
         for name in ("eager", *names)
     )
 
@@ -72,7 +72,8 @@ def measure(
 def _gain(times: Mapping[str, Sequence[float]], name: str) -> Gain | None:
     if name == "eager":
         return None
-    return gain_of([[eager - seconds] for eager, seconds in zip(times["eager"], times[name], strict=True)])
+    # turns are sampled whole, and the middle is the difference of the two times that stand beside it
+    return gain_of([[eager, -seconds] for eager, seconds in zip(times["eager"], times[name], strict=True)])
 
 
 def _is_enough(times: Mapping[str, Sequence[float]]) -> bool:

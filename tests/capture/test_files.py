@@ -73,7 +73,11 @@ def test_builtin_graph_by_name(net, tmp_path, monkeypatch):
         ("model.pth", b"x", r"holds weights \(or a pickle\), not a program"),
         ("model.safetensors", b"x", "holds weights"),
         ("model.py", b"x", r"model\.py is a program: name a function in it .* as .*model\.py:function$"),
-        ("model.fmtplan", b"x", "is no plan file, or is damaged; `fmtprop compile MODEL -o "),
+        (
+            "model.fmtplan",
+            b"x",
+            "is no plan file, is damaged, or is for run, report, bench and plan show, which take plans; `fmtprop ",
+        ),
         ("model.txt", b"x", "unknown kind of file '.txt'; known: .json"),
         ("model", b"x", "unknown kind of file ''"),
         ("model.pt2", b"not a zip", "is not a .pt2 archive"),

@@ -61,7 +61,7 @@ def test_empty_file(refused, tmp_path, name):
         ("model.onnx", "model.onnx is no ONNX model, or is damaged"),
         ("model.pth", "holds weights (or a pickle), not a program"),
         ("model.py", "model.py is a program: name a function in it that returns a module, as "),
-        ("model.fmtplan", "model.fmtplan is no plan file, or is damaged; `fmtprop compile MODEL -o "),
+        ("model.fmtplan", "model.fmtplan is no plan file, is damaged, or is for run, report, bench and plan show, "),
     ],
 )
 def test_wrong_extension(refused, tmp_path, name, message):

@@ -106,6 +106,8 @@ def test_other_ways_are_measured():
     assert eager.gain is None and last.gain.low_seconds <= last.gain.seconds <= last.gain.high_seconds
     for one in (eager, last, ours):
         assert not one.failure and one.seconds > 0 and one.error < 1e-4
+    for one in (last, ours):
+        assert one.gain.seconds == pytest.approx(eager.seconds - one.seconds), "what the two times say"
     assert last.reorders < eager.reorders and ours.reorders <= last.reorders
     assert mkldnn.failure or mkldnn.seconds > 0, "its functional convolution may not take an mkldnn tensor"
     assert json.loads(lens.to_json())["variants"][0]["name"] == "eager"
