@@ -60,6 +60,7 @@ CAUSES = {
     "avoids that",
     "missing implementation": "no kernel reads the format that is there; a newer oneDNN may have one",
     "cheaper kernel": "a faster kernel wants another format; the reorder is the price",
+    "test run": "a plan without it costs less, but the plan with it was the fastest one in the test run",
     "policy": "the policy asks for it; policy='optimal' weighs it",
     "constants": "done once, when the model is compiled",
 }
@@ -335,7 +336,9 @@ class _Clerk:
             return "PyTorch" if is_call else "missing implementation"
         if verdict == FORCED:  # kernels read the format, so a view of the tensor does not
             return "view"
-        return "cheaper kernel" if weighs else "policy"
+        race = self._net.race
+        is_raced = verdict == WASTED and race is not None and len(race.names) > 1
+        return "test run" if weighs and is_raced else "cheaper kernel" if weighs else "policy"
 
     def _refuses(self, reader: str, src: MemoryDesc) -> bool:
         """Return whether a reader is a view that a format cannot express."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,8 +19,8 @@ from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
 from fmtprop.ir.node import Value
 from fmtprop.passes.optimal import OptimalFormats
 from fmtprop.passes.target import Setting
-from fmtprop.report.counterfactual import FORCED, PAYS, UNCERTAIN, WASTED, is_reorder
-from fmtprop.report.ledger import CAUSES, KINDS, module_of, totals
+from fmtprop.report.counterfactual import FORCED, PAYS, UNCERTAIN, WASTED, Counterfactual, Rivals, is_reorder
+from fmtprop.report.ledger import CAUSES, KINDS, module_of, rows_of_run, totals
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.tuning import costs_for
 from fmtprop.verbose import parse_line
@@ -191,6 +192,17 @@ def test_kernels_are_causes():
     assert all(
         row.cause == "policy" for row in missing if row.counterfactual.verdict == WASTED and row.kind == "layout"
     )
+
+
+@pytest.mark.usefixtures("usual_peaks")
+def test_a_test_run_is_a_cause_where_costs_deny_the_plan(monkeypatch):
+    waste = Counterfactual(WASTED, 2e-3, 1e-3, -1e-3, 1e-5, "", -1e-3, 1e-5, -1e-3, "modelled")
+    monkeypatch.setattr(Rivals, "without", lambda *_, **__: waste)
+    net = fp.compile(Join().eval(), torch.randn(1, 3, 40, 40), tune="model", confirm=False)
+    for names, cause in ((("optimal",), "cheaper kernel"), (("optimal", "propagate"), "test run")):
+        monkeypatch.setattr(net, "race", SimpleNamespace(names=names))
+        rows = rows_of_run(net, [1e-3] * len(net.plan.steps))
+        assert {row.cause for row in rows if row.kind == "layout"} - {"view"} == {cause}
 
 
 class Sums(nn.Module):

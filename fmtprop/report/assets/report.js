@@ -285,7 +285,7 @@
       ["without it", told],
       ["changed here alone", alone],
       ["bytes", bytes(row.nbytes) + ", of these " + bytes(row.padding_nbytes) + " padding; elements alone " + bytes(row.logical_nbytes)],
-      ["time", milliseconds(row.seconds) + ", " + (row.bytes_per_second / 1e9).toFixed(1) + " GB/s, " + percent(row.bandwidth_share) + " of this machine's rate of copies in cache"],
+      ["time", milliseconds(row.seconds) + ", " + (row.bytes_per_second / 1e9).toFixed(1) + " GB/s" + (row.bandwidth_share ? ", " + percent(row.bandwidth_share) + " of this machine's rate of copies in cache" : "")],
       ["kernel", row.impl + " (" + row.target + ")"],
     ];
     const list = element("dl");
