@@ -92,7 +92,7 @@ def cases(
 
     >>> [str(case) for case in cases(policies=["optimal"], dtypes=["f32"], batches=[""], threads=["1", "2"],
     ...                              isas=["AVX2"], libraries=[""], pins=[])]
-    ['optimal, f32, 1 threads, AVX2', 'optimal, f32, 2 threads, AVX2']
+    ['optimal, f32, 1 thread, AVX2', 'optimal, f32, 2 threads, AVX2']
     """
     pinned: list[dict[str, str]] = [{}]
     for pin in pins:

@@ -120,9 +120,8 @@ def test_the_step_that_fails_in_a_list_is_named(mixed, monkeypatch) -> None:
     last = net.plan.steps[-1]
     honest = type(last.executable).bind
 
-    nowhere = SimpleNamespace(native=SimpleNamespace(handle=c_void_p(0)))
-
     def broken(self, node, places, stream):
+        nowhere = SimpleNamespace(native=SimpleNamespace(handle=c_void_p(0)), memory=stream.memory)
         return honest(self, node, places, nowhere if node is last.node else stream)
 
     monkeypatch.setattr(type(last.executable), "bind", broken)
