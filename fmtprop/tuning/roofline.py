@@ -76,6 +76,11 @@ _DEPTHWISE = 2
 #: layers of MNASNet (v3.2, Xeon, two threads); there, brgconv_1x1 is as fast as this one on blocks
 _POINTWISE_ACROSS_SHARE = 0.9
 
+#: bytes of the weights of a direction's state, read for one sequence, for which a step of oneDNN keeps one more thread
+#: busy. Two threads are 1.0, 1.0, 1.8 times as fast as one for LSTMs of 64, 128 and 256 states of one sequence, and 1.3
+#: and 1.7 times for 128 states of 4 and 8 (AVX-512, v3.2)
+_STEP_NBYTES = 400 << 10
+
 #: a pair of convolutions that runs as two kernels, and writes and reads the tensor between them
 _TWO_KERNELS = "ref_fused_convolution"
 
@@ -184,7 +189,7 @@ class ModelCosts:
             reached = efficiency(candidate.impl, shape)
             reached *= filled(candidate.impl, self._lanes, linear, src, weights)
             if linear.by_steps:
-                reached *= _in_steps(candidate, src.dims[1])
+                reached *= _in_steps(candidate, src.dims[1], operands["weights_iter"])
             # the name of a kernel behind it comes last
             lanes = _AVX2_LANES if candidate.impl.partition("+")[0].endswith(":avx2") else self._lanes
             reached *= lanes / self._lanes
@@ -355,12 +360,16 @@ def _says(candidate: Candidate, name: str) -> bool:
     return bool(getattr(candidate.handle, name, False))
 
 
-def _in_steps(candidate: Candidate, sequences: int) -> float:
-    """Return the part of its speed at which a recurrent layer runs; a kernel's threads share its tasks."""
-    kernel = getattr(candidate.handle, "kernel", None)
+def _in_steps(candidate: Candidate, sequences: int, weights: MemoryDesc) -> float:
+    """Return the part of its speed at which a recurrent layer runs. A kernel's threads share its tasks.
+
+    `weights`: those of the state.
+    """
+    threads, kernel = threads_here(), getattr(candidate.handle, "kernel", None)
     if kernel is None:
-        return in_steps(sequences)
-    return in_steps(kernel.rows, by_kernel=True) * float(min(1.0, kernel.tasks / threads_here()))
+        busy = sequences * weights.nbytes / prod(weights.dims[:2]) / _STEP_NBYTES
+        return in_steps(sequences) * max(1.0, min(busy, threads)) / threads
+    return in_steps(kernel.rows, by_kernel=True) * float(min(1.0, kernel.tasks / threads))
 
 
 def _sizes_along(node: Node, operands: Mapping[str, MemoryDesc], dst: MemoryDesc) -> list[MemoryDesc]:

@@ -96,7 +96,8 @@ def test_steps_of_few_sequences_are_slow_in_onednn(threads: int, monkeypatch: py
     others = [cost(count, "brgemm:avx2") for count in (1, 2, 6)]
     own = [own_cost(count, 1) for count in (1, 2, 6)]
     assert others[1] < 1.5 * others[0] and own[2] < 4 * own[0]
-    assert all((mine < 0.85 * other) is (threads == 1) for mine, other in zip(own, others, strict=True))
+    assert own[0] < 0.85 * others[0]  # oneDNN's steps of one sequence leave a second thread idle
+    assert (own[2] < 0.85 * others[2]) is (threads == 1)
     assert own_cost(4, 2) < others[2]  # each thread has a group
 
 
