@@ -63,17 +63,18 @@ def check_shapes(program: Program, seed: int) -> str | None:
 
 def _first_wrong(model: Model, run: Callable[..., Any], calls: Sequence[Inputs]) -> str | None:
     for number, inputs in enumerate([*calls, *calls[1:]]):
-        given = [t.clone() for t in inputs]
+        given, changed = ([t.clone() for t in inputs] for _ in range(2))
         with torch.no_grad():
-            expected = model(*(t.clone() for t in inputs))
+            expected = model(*changed)
         got = run(*given)
         if not fuzz.is_finite(expected):
             continue
         wrong = fuzz.differ(fuzz.without_ties(model.program, list(inputs), got, expected), expected)
         if wrong and not fuzz.is_noise(model, list(inputs), expected) and not fuzz.is_wrong(model, inputs, expected):
             return f"{wrong}; call {number}, shapes {[tuple(t.shape) for t in inputs]}"
-        if any(not torch.equal(a, b) for a, b in zip(given, inputs, strict=True)):
-            return "an input was changed"
+        # a view in place of a copy may be changed by the model, but not by a file's session
+        if not any(all(map(torch.equal, given, others)) for others in (inputs, changed)):
+            return "an input was changed in another way than by the model"
     return None
 
 
@@ -132,9 +133,9 @@ def _exported(model: Model, calls: Sequence[Inputs], axis: int, size: int, repla
         try:
             result = net(*inputs)
         except InputError as error:
-            if "was exported for" not in str(error):
+            if not any(text in str(error) for text in ("was exported for", "another branch")):
                 raise
-            return model(*inputs)  # a relation of sizes that the first call decided, and PyTorch recorded as a range
+            return model(*inputs)  # a relation of sizes that the first call decided, recorded as a range or a branch
         if replan != "never":
             net.settle()
             _compare_costs(net, model, inputs)
