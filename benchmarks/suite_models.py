@@ -125,6 +125,8 @@ def _transformer(name: str, batch: int) -> Made:
         config.use_cache = False
     if name.startswith(("GPT2", "Roberta")):
         config.pad_token_id = 0
+    if name.startswith("Roberta"):  # as the published ones: positions begin behind the padding's
+        config.max_position_embeddings = 514
     length = next((tokens for start, tokens in _LENGTHS.items() if name.startswith(start)), 128)
     tokens = _tokens(config.vocab_size, batch, length)
     if "Bart" in name:
