@@ -40,19 +40,26 @@ def nodes_of(trees: int, depth: int, modes: Sequence[str], drawn: np.random.Gene
 
 
 def ensemble(
-    kind: str, trees: int = 5, depth: int = 4, modes: Sequence[str] = COMPARISONS[:5], targets: int = 3, **options: Any
+    kind: str,
+    trees: int = 5,
+    depth: int = 4,
+    modes: Sequence[str] = COMPARISONS[:5],
+    targets: int = 3,
+    negative: bool = False,
+    **options: Any,
 ) -> onnx.ModelProto:
     """Return a model of a regressor or a classifier."""
     drawn = np.random.default_rng(trees + depth + len(modes))
     fields = nodes_of(trees, depth, modes, drawn)
     tracks = [int(x) for x in drawn.integers(0, 2, len(fields["nodes_modes"]))]
     leaves = [i for i, mode in enumerate(fields["nodes_modes"]) if mode == "LEAF"]
+    signs = drawn.choice([-1, 1], len(leaves)) if negative else np.ones(len(leaves))
     word = "class" if kind == "TreeEnsembleClassifier" else "target"
     given = {
         f"{word}_treeids": [fields["nodes_treeids"][i] for i in leaves],
         f"{word}_nodeids": [fields["nodes_nodeids"][i] for i in leaves],
         f"{word}_ids": [n % targets for n in range(len(leaves))],
-        f"{word}_weights": [float(x) for x in drawn.standard_normal(len(leaves))],
+        f"{word}_weights": [float(x) for x in signs * drawn.random(len(leaves))],
     }
     given |= {"classlabels_int64s": [7, 3, 5][:targets]} if word == "class" else {"n_targets": targets}
     fields = {**fields, **given, "nodes_missing_value_tracks_true": tracks, **options}
@@ -85,13 +92,13 @@ def check(model: onnx.ModelProto, *, missing: bool = True) -> fo.InferenceSessio
 
 @pytest.mark.parametrize("modes", [*((mode,) for mode in COMPARISONS), COMPARISONS], ids=str)
 def test_each_comparison(modes: Sequence[str]) -> None:
-    check(ensemble("TreeEnsembleRegressor", modes=modes), missing="BRANCH_NEQ" not in modes)
+    check(ensemble("TreeEnsembleRegressor", modes=modes, negative=True), missing="BRANCH_NEQ" not in modes)
 
 
 @pytest.mark.parametrize("how", ["SUM", "AVERAGE", "MIN", "MAX"])
 @pytest.mark.parametrize("base", [{}, {"base_values": [0.5, -1.0, 2.0]}])
 def test_each_aggregate(how: str, base: dict[str, Any]) -> None:
-    check(ensemble("TreeEnsembleRegressor", aggregate_function=how, **base))
+    check(ensemble("TreeEnsembleRegressor", aggregate_function=how, negative=True, **base))
 
 
 @pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC"])
@@ -105,6 +112,39 @@ def test_trees_are_planned_and_two_classes_are_left_to_the_reference(caplog: pyt
     assert not caplog.records
     check(ensemble("TreeEnsembleClassifier", targets=2))
     assert "node by node" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("TreeEnsembleClassifier", {"negative": True}), ("TreeEnsembleRegressor", {"targets": 1 << 23})],
+)
+def test_what_a_table_cannot_say_is_left_to_the_reference(kind: str, options: dict[str, Any]) -> None:
+    """A class to which no leaf gives a number loses against negative ones, and a table of all targets has no room."""
+    session = fo.InferenceSession(ensemble(kind, trees=2, **options).SerializeToString())
+    session.run(None, {"x": rows(2)})
+    assert session.reference_nodes
+
+
+def test_deep_trees_are_left_to_the_reference() -> None:
+    """A chain of 150 branches."""
+    count = 150
+    nodes = [*range(count), *range(count, 2 * count + 1)]
+    fields = {
+        "nodes_treeids": [0] * len(nodes),
+        "nodes_nodeids": nodes,
+        "nodes_featureids": [0] * len(nodes),
+        "nodes_values": [float(n) / count for n in nodes],
+        "nodes_modes": ["BRANCH_LEQ"] * count + ["LEAF"] * (count + 1),
+        "nodes_truenodeids": [count + n for n in range(count)] + [0] * (count + 1),
+        "nodes_falsenodeids": [*range(1, count), 2 * count] + [0] * (count + 1),
+        "nodes_missing_value_tracks_true": [0] * len(nodes),
+        "target_treeids": [0] * (count + 1),
+        "target_nodeids": nodes[count:],
+        "target_ids": [0] * (count + 1),
+        "target_weights": [float(n) for n in range(count + 1)],
+    }
+    session = check(ensemble("TreeEnsembleRegressor", targets=1, **fields))
+    assert session.reference_nodes
 
 
 def test_opset_5_has_leaves_apart() -> None:

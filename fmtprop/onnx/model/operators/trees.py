@@ -6,6 +6,7 @@ Python: 0.06 to 1 s for the boosted trees of a package.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -31,6 +32,11 @@ _LEAF: Final = "LEAF"
 #: names of what `TreeEnsemble` says by numbers
 _MODES, _AGGREGATES = (*_COMPARISONS,), ("AVERAGE", "SUM", "MIN", "MAX")
 _TRANSFORMS: Final = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+
+
+#: levels of a tree that are written out, about six steps each, and numbers of the table of what leaves give to targets
+#: (64 MB): beyond, ONNX's reference goes down one branch at a time. Trees of real forests have 5 to 40 levels
+_MOST_LEVELS, _MOST_NUMBERS = 100, 1 << 24
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,8 @@ class _Trees:
         level, levels = self.roots, 0
         while (inner := level[self.modes[level] != _LEAF]).size:
             level, levels = np.unique(self.children[inner]), levels + 1
+            if levels > _MOST_LEVELS:
+                raise NotInTorchError(f"a tree of more than {_MOST_LEVELS} levels")
         return levels
 
 
@@ -109,6 +117,8 @@ def _sums(leaves: Tensor, nodes: int, targets: int, given: tuple[Any, Any, Any],
     places, ids, weights = (np.asarray(each) for each in given)
     if ids.size and not 0 <= ids.min() <= ids.max() < targets:
         raise ValueError(f"its leaves give to target {ids.max()} of {targets}")
+    if nodes * targets > _MOST_NUMBERS:
+        raise NotInTorchError(f"{nodes} nodes for {targets} targets")
     limits = np.finfo(weights.dtype)
     empty, join = {"MIN": (limits.max, np.minimum), "MAX": (limits.min, np.maximum)}.get(how, (0, np.add))
     table = np.full((nodes, targets), empty, weights.dtype)
@@ -163,6 +173,8 @@ def _tree_ensemble(
             raise ValueError(f"a branch leads to node {max(ids)}; there are {count} nodes and {leaves} leaves")
         children[:count, column] = places
     roots = np.array(tree_roots)
+    if not 0 <= roots.min(initial=0) <= roots.max(initial=0) < count:
+        raise ValueError(f"a tree begins at node {max(tree_roots)} of {count}")
     # a tree that is one leaf has a node whose branches both lead to it
     trees = _Trees(
         np.pad(nodes_featureids, (0, leaves)),
@@ -225,8 +237,10 @@ def _classifier(
     if classes < 3:
         raise NotInTorchError("classes with names, or less than three")
     weights = _either(class_weights, class_weights_as_tensor)
-    if weights.min(initial=0) < 0 and {*class_ids} != {*range(classes)}:
-        raise NotInTorchError("a class without numbers, beside negative ones")
+    if weights.min(initial=0) < 0 and _always_given(class_treeids, class_nodeids, class_ids, **nodes) < {
+        *range(classes)
+    }:
+        raise NotInTorchError("a class to which no leaf may give a number, beside negative numbers")
     scores = _regressor(
         x,
         target_treeids=class_treeids,
@@ -240,6 +254,19 @@ def _classifier(
         **nodes,
     ).to(torch.float32)
     return known(list(classlabels_int64s))[scores.argmax(1)], scores
+
+
+def _always_given(
+    treeids: Sequence[int], nodeids: Sequence[int], classes: Sequence[int], *,
+    nodes_treeids: Sequence[int], nodes_modes: Sequence[str], **_: Any,
+) -> set[int]:  # fmt: skip
+    """Return the classes to which every leaf of some tree gives a number.
+
+    Only then is 0 no number of theirs: ONNX Runtime leaves a class without numbers out of the choice.
+    """
+    leaves = Counter(tree for tree, mode in zip(nodes_treeids, nodes_modes, strict=True) if mode == _LEAF)
+    given = Counter((tree, label) for tree, _, label in {*zip(treeids, nodeids, classes, strict=True)})
+    return {label for (tree, label), count in given.items() if count == leaves[tree]}
 
 
 def _either(numbers: Sequence[float], tensor: Tensor | None) -> np.ndarray[Any, Any]:
