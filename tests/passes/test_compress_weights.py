@@ -11,9 +11,14 @@ from torch import nn
 import fmtprop as fp
 from fmtprop import dnnl
 from fmtprop.errors import UnsupportedOpError
+from fmtprop.ir import Graph, TensorType
+from fmtprop.ir.op import op_of
 from fmtprop.layout import DataType
+from fmtprop.ops import GroupedNBits, emit
 from fmtprop.ops.matmul_nbits import MatMulNBits, decoded, encoded
 from fmtprop.passes.precision.compress_weights import BITS, CompressWeights
+from fmtprop.passes.precision.decode_weights import DecodeWeights
+from fmtprop.targets import OneDnnTarget
 
 OPTIONS = {"tune": "model", "confirm": False}
 
@@ -81,6 +86,21 @@ def test_a_model_in_a_narrow_type_has_codes(dtype, rows):
     assert ops(net).count("decode_nbits" if rows > 16 else "matmul_nbits") == 2
     result = net(x)
     assert result.dtype is dtype and (result - expected).abs().max() <= 0.03 * expected.abs().max()
+
+
+@pytest.mark.parametrize("attrs", [MatMulNBits(8, 64), GroupedNBits(8, 64)])
+def test_products_of_f16_with_codes_are_computed_in_f32(attrs):
+    """On CPUs that have f16, too, no kernel multiplies it with codes."""
+    inputs = {"src": TensorType((6, 64), "f16"), "weights": TensorType((256, 64), "s8"), "scales": TensorType((256, 1))}
+    if isinstance(attrs, GroupedNBits):
+        inputs["ends"] = TensorType((2,), "s32")
+    graph = Graph("product")
+    values = {name: graph.input(name, type_) for name, type_ in inputs.items()}
+    graph.output(emit(graph, op_of(attrs), values, attrs))
+    lowered = DecodeWeights(OneDnnTarget()).run(graph)
+    product = next(node for node in lowered.nodes() if node.op in ("matmul", "matmul_nbits", "grouped_matmul_nbits"))
+    assert product.results[0].dtype is DataType.F32
+    assert lowered.type_of(lowered.inputs(lowered.output_nodes[0].name)["src"]).dtype is DataType.F16
 
 
 def test_small_and_infinite_matrices_stay():

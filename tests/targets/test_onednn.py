@@ -13,7 +13,7 @@ from fmtprop.errors import DnnlError, GraphError, PlanError
 from fmtprop.ir.node import Node, PostOp
 from fmtprop.ir.op import opdef
 from fmtprop.ir.types import TensorType
-from fmtprop.layout import MemoryDesc
+from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.deconvolution import Deconv
@@ -363,6 +363,39 @@ def test_known_bad_strided_deconvolution(channels, post_ops, impl, bad):
     formats["dst"] = MemoryDesc(dst, "f32", tag="acdb")
     assert (known_bad((3, 2, 0), node, formats, impl) is not None) is bad
     assert known_bad((3, 6, 2), node, formats, impl) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "impl", "bad"),
+    [
+        ((48,), "convolution:jit_1x1:avx512_core_amx", True),
+        ((2, 24), "convolution:jit_1x1:avx512_core_amx+gelu", True),
+        ((49,), "convolution:jit_1x1:avx512_core_amx", False),
+        ((48,), "convolution:jit_1x1:avx512_core_bf16", False),
+        ((48,), "brgemm:avx512_core_amx", False),
+    ],
+)
+def test_known_bad_products_of_few_rows_on_amx(rows, impl, bad):
+    """A self-check may see another number of rows: sizes with equal tails are alike."""
+    node = node_of(
+        "matmul", MatMul(), {"src": TensorType((*rows, 64), "bf16"), "weights": TensorType((64, 64), "bf16")}
+    )
+    formats = {"src": MemoryDesc((*rows, 64), "bf16"), "dst": MemoryDesc((*rows, 64), "bf16")}
+    assert (known_bad((3, 2, 0), node, formats, impl) is not None) is bad
+
+
+def test_products_of_every_number_of_rows_are_right():
+    """Of few rows by each implementation that there is for them: its tiles and tails differ."""
+    target = OneDnnTarget()
+    dtype = "bf16" if target.computes_in(DataType("bf16")) else "f32"
+    for rows in range(1, 66):
+        node = node_of(
+            "matmul", MatMul(), {"src": TensorType((rows, 64), dtype), "weights": TensorType((64, 48), dtype)}
+        )
+        asked = request(node, {"src": MemoryDesc((rows, 64), dtype), "weights": MemoryDesc.any((64, 48), dtype)})
+        for candidate in target.candidates(node, asked):
+            way = node.with_(descs=candidate.results, choice=candidate.choice("tried"))
+            assert check_node(way) is None, (rows, candidate.impl)
 
 
 @pytest.mark.parametrize(("padded", "impl", "bad"), [(4, "jit", True), (16, "jit", False), (4, "ref:any", False)])

@@ -144,6 +144,7 @@ def test_gradients_of_a_deconvolution_are_convolutions():
     assert "aten" not in backward
 
 
+@pytest.mark.usefixtures("usual_peaks")
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_a_resampling_and_its_gradient_are_one_call_each(mode):
     ours, _ = compiled(
