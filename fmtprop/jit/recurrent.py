@@ -24,10 +24,11 @@ SUMS: Final = 4
 #: are twelve registers of the sixteen that AVX2 has
 STEPS: Final = 6
 
-#: most bytes of the weights of the state for up to six sequences; a quarter of them for up to twelve, a ninth for up to
+#: most bytes of the weights of the state for one sequence; a quarter of them for seven to twelve, a ninth for up to
 #: eighteen. Up to there, oneDNN, which reads them for all sequences at once, takes 1 to 2.3 times as long (layers of 48
-#: to 512 states, AVX2 and AVX-512, v3.2, one thread); beyond, 0.85 to 1
-_MOST_NBYTES, _MOST_GROUPS = 4 << 20, 3
+#: to 512 states, AVX2 and AVX-512, v3.2, one thread); beyond, 0.85 to 1. Two to six sequences have no limit with
+#: vectors of 16: of 256 to 1024 states, oneDNN takes 1.3 to 2.1 times as long
+_MOST_NBYTES, _MOST_GROUPS, _LANES_WITHOUT_LIMIT = 4 << 20, 3, 16
 
 _TENSORS = ("src_layer", "src_iter", "src_iter_c", "weights_layer", "weights_iter", "bias")
 _RESULTS = ("dst_layer", "dst_iter", "dst_iter_c")
@@ -85,6 +86,7 @@ class RecurrentKernel(StandaloneKernel):
         nbytes = 4 * GATES[self.kind] * self.states**2
         groups = -(-self.sequences // STEPS)
         few = groups <= _MOST_GROUPS and nbytes * groups**2 <= _MOST_NBYTES
+        few = few or (1 < self.sequences <= STEPS and isa().lanes == _LANES_WITHOUT_LIMIT)
         return serves() and 0 not in sizes and few
 
     @property

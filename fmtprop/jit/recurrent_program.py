@@ -33,8 +33,11 @@ _BEFORE, _AFTER, _CELL, _TABLE = Register.RSI, Register.RDI, Register.R15, Regis
 #: places in the frame: what the caller has in registers, and numbers of a task
 _SAVED = {Register.R13: 0, Register.R14: 8, Register.R15: 16}
 _END, _STATES, _LAYER, _ITER, _BIASES, _SRC_STEP, _DST_STEP = range(24, 80, 8)
-_LEFT_TILES, _LEFT_ROWS, _NUMBERS, _FIRST_SUMS, _BLOCK_WEIGHTS = range(80, 120, 8)
-_FRAME_NBYTES = 120
+_LEFT_TILES, _LEFT_ROWS, _LEFT_BLOCKS, _NUMBERS, _FIRST_SUMS, _BLOCK_WEIGHTS = range(80, 128, 8)
+#: of products with the state: where the sums of the first block are, and bytes from block to block; a step goes one
+#: way, and the next one the other way
+_OFFSET, _WEIGHTS_STEP, _SUMS_STEP = range(128, 152, 8)
+_FRAME_NBYTES = 152
 
 
 def recurrent(kind: str, rest: int, rows: int, isa: Isa) -> tuple[bytes, bytes]:
@@ -132,6 +135,11 @@ class _Recurrent(Program):
         ):
             self.point(Register.RCX, tensor, Register.RAX, stride)
             self.keep(place, Register.RCX)
+        self.move(Register.RCX, self.argument("iter_block_nbytes"))
+        self.keep(_WEIGHTS_STEP, Register.RCX)
+        for place, nbytes in ((_SUMS_STEP, SUMS * self.isa.nbytes), (_OFFSET, 0)):
+            self.immediate("MOV_RM64_IMM32", Register.RCX, nbytes)
+            self.keep(place, Register.RCX)
         self._in_area(_STATE, "state")
         self._in_area(_NEXT, "next_state")
 
@@ -157,7 +165,7 @@ class _Recurrent(Program):
             self.keep(_LEFT_ROWS, Register.RCX)
             self.keep(_NUMBERS, _STATE)
             self.move(_AWAY, self.argument("padded_nbytes"))
-            self._product("iter", self._rows, "row_nbytes")
+            self._with_state()
             self._apply()
             self.move(Register.RSI, _NEXT)
             self.move(Register.RAX, _DST)
@@ -190,35 +198,60 @@ class _Recurrent(Program):
         within, over = (steps, sequences) if count >= self._rows else (sequences, steps)
         rows, away, distance = within
         times, src_nbytes, sums_nbytes = over
-        self.keep(_NUMBERS, _SRC)
-        self.keep(_FIRST_SUMS, _AREA)
         self.move(_AWAY, away)
-        self.immediate("MOV_RM64_IMM32", Register.RCX, times)
-        with self.repeat(Register.RCX, Register.RCX):
-            self.keep(_LEFT_ROWS, Register.RCX)
-            self._product("layer", rows, distance)
-            self._next_row(_NUMBERS, src_nbytes)
-            self._next_row(_FIRST_SUMS, self.argument(sums_nbytes))
-            self.move(Register.RCX, kept(_LEFT_ROWS))
-
-    def _product(self, name: str, rows: int, distance: str) -> None:
-        """Add products of some rows of numbers to their sums, which begin with the bias in case of the input."""
-        is_layer = name == "layer"
-        #: gates whose sums, weights and one number find room in the registers
-        wide = next(x for x in (self._gates, 2) if (rows + 1) * x < self.isa.registers)
-        self.move(_SUMS, kept(_FIRST_SUMS))
+        self.move(_SUMS, _AREA)
         self.move(_BIAS, kept(_BIASES))
-        self.move(_WEIGHTS, kept(_LAYER if is_layer else _ITER))
+        self.move(_WEIGHTS, kept(_LAYER))
+        with self.repeat(self.argument("blocks"), _BLOCKS):
+            self.keep(_LEFT_BLOCKS, _BLOCKS)
+            self.keep(_BLOCK_WEIGHTS, _WEIGHTS)
+            self.keep(_FIRST_SUMS, _SUMS)
+            self.keep(_NUMBERS, _SRC)
+            self.immediate("MOV_RM64_IMM32", Register.RCX, times)
+            with self.repeat(Register.RCX, Register.RCX):
+                self.keep(_LEFT_ROWS, Register.RCX)
+                self._block("layer", rows, distance)
+                if self._gates < SUMS:
+                    self.v("VMOVUPS", self.register(0), self._at(_BIAS, self._gates))
+                    self._at_rows(rows, distance, lambda _: self._store(self._gates, self.register(0)))
+                self.add(_SUMS, self.argument(sums_nbytes))
+                self.move(Register.RCX, kept(_NUMBERS))
+                self.add(Register.RCX, src_nbytes)
+                self.keep(_NUMBERS, Register.RCX)
+                self.move(Register.RCX, kept(_LEFT_ROWS))
+            self.move(_BLOCKS, kept(_LEFT_BLOCKS))
+            self.move(_SUMS, kept(_FIRST_SUMS))
+            self.move(_WEIGHTS, kept(_BLOCK_WEIGHTS))
+            self.add(_WEIGHTS, self.argument("layer_block_nbytes"))
+            self.advance(SUMS * self.isa.nbytes, _SUMS, _BIAS)
+
+    def _with_state(self) -> None:
+        """Add products of the states of a step to its sums.
+
+        Every other step begins with the last block: its weights are still in the cache.
+        """
+        self.move(_SUMS, kept(_FIRST_SUMS))
+        self.add(_SUMS, kept(_OFFSET))
+        self.move(_WEIGHTS, kept(_ITER))
         with self.repeat(self.argument("blocks"), _BLOCKS):
             self.keep(_BLOCK_WEIGHTS, _WEIGHTS)
-            for first in range(0, self._gates, wide):
-                self._tile(name, range(first, min(first + wide, self._gates)), rows, distance)
-            if is_layer and self._gates < SUMS:
-                self.v("VMOVUPS", self.register(0), self._at(_BIAS, self._gates))
-                self._at_rows(rows, distance, lambda _: self._store(self._gates, self.register(0)))
+            self._block("iter", self._rows, "row_nbytes")
             self.move(_WEIGHTS, kept(_BLOCK_WEIGHTS))
-            self.add(_WEIGHTS, self.argument(f"{name}_block_nbytes"))
-            self.advance(SUMS * self.isa.nbytes, _SUMS, _BIAS)
+            self.add(_WEIGHTS, kept(_WEIGHTS_STEP))
+            self.add(_SUMS, kept(_SUMS_STEP))
+        for pointer, start, step in ((_WEIGHTS, _ITER, _WEIGHTS_STEP), (_SUMS, _OFFSET, _SUMS_STEP)):
+            self.emit("SUB_R64_RM64", pointer, kept(step))
+            if pointer == _SUMS:
+                self.emit("SUB_R64_RM64", pointer, kept(_FIRST_SUMS))
+            self.keep(start, pointer)
+            self.emit("NEG_RM64", kept(step))
+
+    def _block(self, name: str, rows: int, distance: str) -> None:
+        """Add products of some rows of numbers to a block's sums, which begin with the bias in case of the input."""
+        #: gates whose sums, weights and one number find room in the registers
+        wide = next(x for x in (self._gates, 2) if (rows + 1) * x < self.isa.registers)
+        for first in range(0, self._gates, wide):
+            self._tile(name, range(first, min(first + wide, self._gates)), rows, distance)
 
     def _tile(self, name: str, gates: range, rows: int, distance: str) -> None:
         """Write a block's sums of some gates, for some rows."""

@@ -25,7 +25,7 @@ from fmtprop.tuning.efficiency import (
     of_depthwise,
     shape_of,
 )
-from fmtprop.tuning.peaks import Peaks
+from fmtprop.tuning.peaks import FOOTPRINTS, Peaks
 
 #: operations per element of a post-op after a convolution by a general product, which applies it element by element:
 #: 5 ns for a simple function, 20 for a costly one, 45 for one with an operand (v3.2, f32, one core)
@@ -80,6 +80,10 @@ _POINTWISE_ACROSS_SHARE = 0.9
 #: busy. Two threads are 1.0, 1.0, 1.8 times as fast as one for LSTMs of 64, 128 and 256 states of one sequence, and 1.3
 #: and 1.7 times for 128 states of 4 and 8 (AVX-512, v3.2)
 _STEP_NBYTES = 400 << 10
+
+#: bytes of these weights that stay in the second cache between steps: half of a large one. LSTMs and GRUs of 384 to
+#: 768 states and 1 to 8 sequences cost 0.6 to 1.6 of their runs so, and 0.2 to 0.6 without (a busy Xeon, one thread)
+_KEPT_NBYTES = 1 << 20
 
 #: a pair of convolutions that runs as two kernels, and writes and reads the tensor between them
 _TWO_KERNELS = "ref_fused_convolution"
@@ -207,6 +211,9 @@ class ModelCosts:
             elif linear.transposed and is_general(candidate.impl):
                 reached = _GENERAL_GRADIENT
             arithmetic = products / (peak * reached)
+            if linear.by_steps:
+                again = _read_in_steps(candidate, src.dims[0], operands["weights_iter"])
+                arithmetic += again / self.peaks.rate(FOOTPRINTS[0])
             if candidate.impl.startswith("brgconv"):
                 arithmetic += _copied_windows(node, src, weights, out) * self._cached
             if candidate.impl.startswith(AS_GRADIENT) and "bias" in operands:
@@ -370,6 +377,16 @@ def _in_steps(candidate: Candidate, sequences: int, weights: MemoryDesc) -> floa
         busy = sequences * weights.nbytes / prod(weights.dims[:2]) / _STEP_NBYTES
         return in_steps(sequences) * max(1.0, min(busy, threads)) / threads
     return in_steps(kernel.rows, by_kernel=True) * float(min(1.0, kernel.tasks / threads))
+
+
+def _read_in_steps(candidate: Candidate, steps: int, weights: MemoryDesc) -> int:
+    """Return the bytes of the state's weights that do not stay in the second cache from step to step.
+
+    `weights`: of the state, [layers, directions, …].
+    """
+    times = getattr(getattr(candidate.handle, "kernel", None), "groups", 1)
+    directions = prod(weights.dims[:2])
+    return directions * times * (steps - 1) * max(0, weights.nbytes // directions - _KEPT_NBYTES)
 
 
 def _sizes_along(node: Node, operands: Mapping[str, MemoryDesc], dst: MemoryDesc) -> list[MemoryDesc]:

@@ -101,6 +101,20 @@ def test_steps_of_few_sequences_are_slow_in_onednn(threads: int, monkeypatch: py
     assert own_cost(4, 2) < others[2]  # each thread has a group
 
 
+def test_weights_beyond_the_second_cache_are_read_in_each_step() -> None:
+    def cost(states: int, groups: int) -> float:
+        types = KINDS["lstm"].problem_types(32, 2, states, states, 1)
+        node = Node("layer", "lstm", Recurrent(), (TensorType((32, 2, states)),))
+        operands = {name: MemoryDesc(type_.dims) for name, type_ in types.items()}
+        results = (MemoryDesc((32, 2, states)), *[MemoryDesc((1, 1, 2, states))] * 2)
+        handle = SimpleNamespace(kernel=SimpleNamespace(rows=2, tasks=1, groups=groups), by_kernel=True)
+        return COSTS.node(node, Candidate("", "recurrent:lstm:avx2", operands, results, handle=handle))
+
+    again = 31 * (4 * 4 * 1024**2 - (1 << 20)) / COSTS.peaks.rate(8 << 20)
+    assert cost(1024, 2) - cost(1024, 1) == pytest.approx(again)
+    assert cost(128, 2) == cost(128, 1)
+
+
 @pytest.mark.parametrize("behind", ["", "+swish"])
 def test_half_vectors_take_twice_as_long_whatever_runs_behind_them(behind: str) -> None:
     costs = ModelCosts(PEAKS, 100 << 20, lanes=16)
