@@ -248,10 +248,11 @@ def _reduction_to_no_format(node: Node, formats: Request, impl: str) -> bool:
     "the compiled 1x1 convolution of bf16 is wrong for an odd number of channels that are innermost",
 )  # fmt: skip
 def _odd_channels_of_narrow_pixels(node: Node, formats: Request, impl: str) -> bool:
-    if not isinstance(node.attrs, Conv) or "jit_bf16_1x1" not in impl or "src" not in formats:
+    if "jit_bf16_1x1" not in impl or "src" not in formats:
         return False
     src = formats["src"]
-    return src.kind == "blocked" and src.is_plain and src.dims[1] % 2 == 1
+    channels = src.dims[-1 if node.op == "matmul" else 1]  # a product runs as a convolution, too
+    return src.kind == "blocked" and src.is_plain and channels % 2 == 1
 
 
 # seen in 3.2.0 for products of 27 to 48 rows by 32 and more, where rows make three tiles; the rule holds for all that
