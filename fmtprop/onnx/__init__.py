@@ -29,8 +29,10 @@ __all__ = [*_HOMES, "backend"]
 
 
 def __getattr__(name: str) -> object:
-    if name == "backend":
-        return import_module("fmtprop.onnx.backend")
-    if name in _HOMES:
-        return getattr(import_module(f"fmtprop.onnx.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'fmtprop.onnx' has no attribute {name!r}")
+    if name != "backend" and name not in _HOMES:
+        raise AttributeError(f"module 'fmtprop.onnx' has no attribute {name!r}")
+    from fmtprop.system.collector import paused
+
+    with paused():  # as in the package above: a pass over torch's objects takes a fifth of the import
+        module = import_module(f"fmtprop.onnx.{_HOMES.get(name, name)}")
+    return getattr(module, name, module)
