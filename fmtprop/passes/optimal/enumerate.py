@@ -35,6 +35,10 @@ _IMPLEMENTATIONS = 3
 #: kernels for vectors and blocks support sizes from the first on that the same powers of two up to the second divide
 _LARGE, _BLOCK = 32, 64
 
+#: size from which all are many: a first convolution's three channels, a row and a window of one have their own kernels;
+#: and the channels of a block, which groups must have
+_SEVERAL, _VECTOR = 5, 16
+
 
 def enumerate_ways(
     graph: Graph,
@@ -62,6 +66,8 @@ class _Enumerator:
         #: has many such convolutions): the numbers of the requests that gave a new way, each with the last new one: its
         #: implementation, and how many ways of this implementation the request had given by then
         self._useful: dict[object, dict[int, tuple[str, int]]] = {}
+        #: requests without an optimized way, by the rough kind of their node: others of its kind make them last of all
+        self._vain: set[object] = set()
 
     def run(self) -> Enumeration:
         for node in self.graph.nodes():
@@ -171,18 +177,27 @@ class _Enumerator:
             yield from self._fall_back(node, {"src": source})
 
     def _asked(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
-        optimized, likeness = False, _likeness(self._kind(node, inputs))
+        optimized, kind = False, self._kind(node, inputs)
+        likeness, rough = _likeness(kind), _roughly(kind)
         useful, found, seen = self._useful.get(likeness), dict[int, tuple[str, int]](), set[object]()
         requests = list(enumerate(self._pinned(node, self._forms(node, self._requests(node, inputs)))))
+        vain = {number for number, request in requests if (rough, _tags(request)) in self._vain}
+        late = vain if useful is None else vain | {number for number, _ in requests if number not in useful}
         # the others are asked too, if these are all declined
-        requests.sort(key=lambda each: useful is not None and each[0] not in useful)
+        requests.sort(key=lambda each: each[0] in late)
+        result, written = result_names(node)[0], dict[object, set[MemoryDesc]]()
         for number, request in requests:
-            if optimized and useful is not None and number not in useful:
+            if optimized and number in late:
                 break
+            others = tuple((name, desc) for name, desc in request.items() if name != result)
+            if request[result] in written.setdefault(others, set()):
+                continue  # those who chose this format accept it
+            is_vain = True
             families: Counter[tuple[str, str, bool]] = Counter()
             given: Counter[str] = Counter()
             for candidate in self.target.candidates(node, request):
-                optimized = optimized or not (candidate.is_ref or candidate.impl.startswith(AS_GRADIENT))
+                if not (candidate.is_ref or candidate.impl.startswith(AS_GRADIENT)):
+                    optimized, is_vain = True, False
                 # an equivalent primitive's implementations, which come after all others, are counted separately
                 # so are those with a kernel for the last post-op
                 family = candidate.impl.partition(":")[0]
@@ -195,9 +210,13 @@ class _Enumerator:
                     if not candidate.is_ref and identity not in seen:
                         seen.add(identity)
                         found[number] = place
+                    if not candidate.is_ref:
+                        written[others].add(candidate.results[0])
                     yield candidate
                 if useful is not None and useful.get(number) == place:
                     break  # the others were none of the first one's
+            if is_vain:
+                self._vain.add((rough, _tags(request)))
         if found:
             self._useful.setdefault(likeness, found)
         if isinstance(node.attrs, Concat) and self.setting.in_place:
@@ -407,6 +426,24 @@ def _likeness(part: Any) -> object:
 
 def _likeness_of_size(size: int) -> object:
     return gcd(size, _BLOCK), min(size, _LARGE)
+
+
+def _roughly(kind: tuple[Any, ...]) -> object:
+    """Return what decides which formats have kernels: no formats, no large sizes, of an image not even a divisor."""
+    own, op, attrs, tail, exact, results, names, types, _, _, grids = kind
+    how = (replace(attrs, groups=1), min(attrs.groups, 2)) if hasattr(attrs, "groups") else attrs
+    post_ops = tuple((post_op, getattr(of, "alg", "")) for post_op, of, _ in tail)
+    sizes = tuple((type_.dtype, _rough_sizes(type_.dims)) for type_ in (*types, *results))
+    return own, op, how, post_ops, exact, names, sizes, bool(grids)
+
+
+def _rough_sizes(dims: tuple[int, ...]) -> object:
+    channels = dims[:2] if len(dims) > 3 else dims
+    return tuple(min(size, _SEVERAL) for size in dims), tuple(gcd(size, _VECTOR) for size in channels)
+
+
+def _tags(request: Mapping[str, MemoryDesc]) -> object:
+    return tuple((name, desc.dtype, desc.tag or desc.kind) for name, desc in request.items())
 
 
 def _formats_of(node: Node, candidate: Candidate) -> dict[str, MemoryDesc]:
