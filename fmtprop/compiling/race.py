@@ -93,6 +93,12 @@ class Race:
         """Return the median seconds of a plan's runs, and None of a plan that did not take part."""
         return median(self.runs[self.names.index(name)]) if self.runs and name in self.names else None
 
+    def is_beaten(self, name: str) -> bool:
+        """Return whether each run of a plan was slower than all of the winner's, or its first one hopeless."""
+        if self.is_disturbed or not self.runs:
+            return False
+        return name not in self.names or min(self.runs[self.names.index(name)]) > max(self.runs[self.winner])
+
     def is_beyond(self, index: int, factor: float) -> bool:
         """Return whether the first plan takes more than `factor` times as long as another, in two rounds of three."""
         runs = self.runs or tuple((seconds,) for seconds in self.seconds)

@@ -268,7 +268,8 @@ class Selection:
     def _race(self, entrants: Sequence[Entrant], rivals: Entrants) -> tuple[Entrant, Race, Draft] | None:
         """Return the fastest, the times of all, and its draft; None if none can run on the inputs at hand.
 
-        All run once more, with `DIRECT` among them, where another than the first won or costs promised more.
+        Those that may win run once more, with `DIRECT` among them, where another than the first won or costs promised
+        more.
         """
         drafts: dict[str, Draft] = {}
         raced = self._run_in_turns(entrants, rivals, drafts)
@@ -279,13 +280,17 @@ class Selection:
         if not rivals.has_expansions:
             return raced
         self._budget.run = max(self._budget.run, min(raced[1].seconds))
-        again = self._seconds_of_race(entrants[0], len(entrants) + 1) + rivals.seconds / 2
+        left = [one for one in entrants if one is entrants[0] or not raced[1].is_beaten(one.name)]
+        again = self._seconds_of_race(entrants[0], len(left) + 1) + rivals.seconds / 2
         if not self._budget.allows(f"{_RACE} with {DIRECT!r}", again):
             return raced
         direct = rivals.get(DIRECT)
         if direct is None or direct.key in {entrant.key for entrant in entrants}:
             return raced
-        return self._run_in_turns([one for one in (*entrants, direct) if rivals.get(one.name) is one], rivals, drafts)
+        ran = self._ran
+        raced = self._run_in_turns([one for one in (*left, direct) if rivals.get(one.name) is one], rivals, drafts)
+        self._ran |= ran
+        return raced
 
     def _run_in_turns(
         self, entrants: Sequence[Entrant], rivals: Entrants, known: dict[str, Draft]
