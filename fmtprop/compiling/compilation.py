@@ -51,7 +51,8 @@ class Compilation(Planned):
     `owned`: whether the compilation alone has the graph's constants: each is dropped when it is packed, so memory never
     holds all weights twice. `shared`: packed forms of the model's tensors that plans for other shapes have. `sibling`:
     the plan of another shape: its choices are taken where they are possible. `alike`: likenesses of the primitives that
-    passed in plans for other shapes, to which this plan's are added. `idle`: passes that change nothing for any shape.
+    passed in plans for other shapes, to which this plan's are added. `fused`: the target's answers about fusions for
+    other shapes, likewise. `idle`: passes that change nothing for any shape.
     `imported`, `normal`, `formatted`: after
     the import, the rewrites and the choice of formats. `precision`: the data type that compute-intensive ops really run
     in. `tuning`: where the costs of the `optimal` assignment came from. `certificate`: how good the `optimal`
@@ -74,12 +75,13 @@ class Compilation(Planned):
         shared: SharedForms | None = None,
         sibling: Entrant | None = None,
         alike: set[object] | None = None,
+        fused: dict[object, bool] | None = None,
         idle: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__(options, PackedForms(shared), owned=owned)
         self.imported = imported
         self._sibling = self._like = sibling
-        self._alike = alike
+        self._alike, self._fused = alike, fused
         self.idle = idle
         self._last = perf_counter()
         self._attempts = Attempts()
@@ -126,6 +128,7 @@ class Compilation(Planned):
             embeddings=options.embeddings,
             keep_float=tuple(options.keep_float),
             like=None if self._sibling is None else self._sibling.graph,
+            fused=self._fused,
             idle=self.idle,
         )
         self.idle = self.idle if idle is None else frozenset(idle.names & STRUCTURAL)

@@ -51,7 +51,7 @@ def compile_graph(
 
 def _compile_graph(graph: Graph, options: Options, owned: bool, shapes: Shapes | None) -> CompiledModel:
     _check_boundary(graph, options.boundary)
-    forms, alike = (None, None) if shapes is None else (shapes.forms, shapes.alike)
+    forms, alike, fused = (None, None, None) if shapes is None else (shapes.forms, shapes.alike, shapes.fused)
     idle = frozenset() if shapes is None else shapes.idle(graph)
     sibling, is_similar = (None, True) if shapes is None else shapes.nearest(graph)
     if not is_similar and options.replan == "now":
@@ -62,7 +62,9 @@ def _compile_graph(graph: Graph, options: Options, owned: bool, shapes: Shapes |
     if earlier is not None:
         sibling, is_similar = earlier.plan, True
     is_owned = owned and options.verify != "full"
-    compilation = Compilation(graph, first, owned=is_owned, shared=forms, sibling=sibling, alike=alike, idle=idle)
+    compilation = Compilation(
+        graph, first, owned=is_owned, shared=forms, sibling=sibling, alike=alike, fused=fused, idle=idle
+    )
     compilation.run()
     if earlier is not None:
         earlier.settle(compilation)

@@ -28,6 +28,8 @@ class Shapes:
         self.forms = SharedForms(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
         #: likenesses of the primitives that passed their check
         self.alike: set[object] = set()
+        #: answers of the target about fusions
+        self.fused: dict[object, bool] = {}
         self._idle: dict[object, frozenset[str]] = {}
         #: sizes of the inputs, and the plan, of shapes with choices of their own
         self._chosen: list[tuple[tuple[int, ...], Entrant]] = []

@@ -12,7 +12,7 @@ from dataclasses import replace
 from fmtprop import dnnl
 from fmtprop.compiling.options import Options
 from fmtprop.errors import UnsupportedOpError
-from fmtprop.ir import Graph, Node, Value
+from fmtprop.ir import Graph, Value
 from fmtprop.ir.aliasing import is_view
 from fmtprop.ir.footprint import weights_nbytes
 from fmtprop.ir.initialiser import Initialiser
@@ -53,18 +53,20 @@ def normalise(
     embeddings: str | None = None,
     keep_float: tuple[str, ...] = (),
     like: Graph | None = None,
+    fused: dict[object, bool] | None = None,
     idle: Collection[str] = (),
 ) -> tuple[Graph, str]:
     """Bring an imported graph to normal form.
 
     `keep_float`: patterns of the nodes that read numbers without their roundings. `like`: the formatted graph of
-    another shape of the model. `idle`: names of passes to leave out. Raises PassError if a pass failed, or its result
+    another shape of the model. `fused`: what the target said about fusions for any shape, to which this one's answers
+    are added. `idle`: names of passes to leave out. Raises PassError if a pass failed, or its result
     breaks a rule; UnsupportedOpError if the target has no f16 on this CPU; OptionError if a pattern of `keep_float` is
     of no quantized node.
     """
     target = target or OneDnnTarget()
     real = _computed_in(target, dtype)
-    passes = tuple(one for one in _passes(target, special_values, keep_float, like) if one.name not in idle)
+    passes = tuple(one for one in _passes(target, special_values, keep_float, like, fused) if one.name not in idle)
     if embeddings is not None:
         graph = CompressEmbeddings(BITS[embeddings]).run(graph)
         if observer is not None:
@@ -88,7 +90,7 @@ def with_codes(graph: Graph, weights: str | None) -> Graph:
 
 def quantized_form(graph: Graph, target: Provider | None = None) -> Graph:
     """Return an imported graph with its roundings as nodes, as ``keep_float`` finds them."""
-    passes = [_asking(one, target or OneDnnTarget(), None) for one in NORMALISE]
+    passes = [_asking(one, target or OneDnnTarget()) for one in NORMALISE]
     return Pipeline((*passes[: _after_pairs(passes)], FoldConstants()), Stage.IMPORTED).run(defer(graph))
 
 
@@ -125,9 +127,15 @@ def _missing(target: Provider, dtype: str) -> str:
     return f"target {target.name} has no {dtype} on this CPU ({target.describe()['isa']})"
 
 
-def _passes(target: Provider, special_values: str, keep_float: tuple[str, ...], like: Graph | None) -> tuple[Pass, ...]:
+def _passes(
+    target: Provider,
+    special_values: str,
+    keep_float: tuple[str, ...],
+    like: Graph | None,
+    fused: dict[object, bool] | None,
+) -> tuple[Pass, ...]:
     """Return the passes; two of them ask the target."""
-    passes = [_asking(one, target, like) for one in NORMALISE]
+    passes = [_asking(one, target, like, fused) for one in NORMALISE]
     if special_values != "fast":
         # a function and its decomposed forms treat infinities differently
         passes = [one for one in passes if not isinstance(one, RecogniseFunctions)]
@@ -137,13 +145,14 @@ def _passes(target: Provider, special_values: str, keep_float: tuple[str, ...], 
     return tuple(passes)
 
 
-def _asking(one: Pass, target: Provider, like: Graph | None) -> Pass:
+def _asking(one: Pass, target: Provider, like: Graph | None = None, fused: dict[object, bool] | None = None) -> Pass:
     """Return a pass, with its target if it asks one."""
     if isinstance(one, WidenPrecision):
         return replace(one, target=target)
     if isinstance(one, CentredWeights):
         return replace(one, target=target)
-    return replace(one, target=target, like=like) if isinstance(one, FusePostOps) else one
+    answers = {} if fused is None else fused
+    return replace(one, target=target, like=like, answers=answers) if isinstance(one, FusePostOps) else one
 
 
 def check_memory(graph: Graph) -> None:
@@ -164,15 +173,15 @@ def check_memory(graph: Graph) -> None:
 
 def _worked_on_nbytes(graph: Graph) -> int:
     """Return the most bytes that a node reads and writes, without constants (counted elsewhere) and views."""
-
-    def is_free(value: Value) -> bool:
-        return graph.node(value.node).op == "constant" or is_view(graph, value.node)
-
-    def worked_on(node: Node) -> int:
-        values = {*graph.inputs(node.name).values(), *(Value(node.name, i) for i in range(len(node.results)))}
-        return sum(graph.type_of(value).nbytes for value in values if not is_free(value))
-
-    return max(map(worked_on, graph.nodes()), default=0)
+    most, sizes = 0, dict[Value, int]()
+    for node in graph.nodes():
+        is_free = node.op == "constant" or is_view(graph, node.name)
+        made = 0
+        for index, type_ in enumerate(node.results):
+            sizes[Value(node.name, index)] = size = 0 if is_free else type_.nbytes
+            made += size
+        most = max(most, made + sum(sizes[value] for value in set(graph.inputs(node.name).values())))
+    return most
 
 
 def make_room(graph: Graph) -> None:

@@ -79,7 +79,7 @@ def overwrite_hazard(graph: Graph, value: Value, by: str, operand: str) -> str:
             if reader == by:
                 return f"it reads {alias} as {key} too"
             others.setdefault(reader, alias)
-    missing = graph.missing_before(by, others)
+    missing = graph.missing_before(by, others) if others else ()
     for reader, alias in others.items():
         if reader in missing:
             return f"{graph.node(reader).label} reads {alias} too and need not run before it"

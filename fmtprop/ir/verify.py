@@ -193,8 +193,7 @@ def _data_complaints(node: Node, data: object) -> Iterator[str]:
 def types_agree(graph: Graph) -> Iterator[str]:
     """Every recorded result type equals the inferred type, or is f32 if a compute op keeps its accumulator."""
     for node in graph.nodes():
-        types = _operand_types(graph, node)
-        if node.is_boundary or node.agreed == types:
+        if node.is_boundary or node.agreed == (types := _operand_types(graph, node)):
             continue
         try:
             _, inferred = types_along(node, types)
@@ -240,7 +239,8 @@ def post_ops_absorbable(graph: Graph) -> Iterator[str]:
 
 
 def _operand_types(graph: Graph, node: Node) -> dict[str, TensorType]:
-    return {name: _real(node, name, graph.type_of(value)) for name, value in graph.inputs(node.name).items()}
+    types = {name: graph.type_of(value) for name, value in graph.inputs(node.name).items()}
+    return {name: _real(node, name, type_) for name, type_ in types.items()} if node.grids else types
 
 
 def _real(node: Node, name: str, type_: TensorType) -> TensorType:

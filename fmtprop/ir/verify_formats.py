@@ -121,7 +121,7 @@ def parts_follow(graph: Graph) -> Iterator[str]:
             continue
         for operand, part in parts.items():
             desc = node.choice.operands[operand]
-            if desc.at_start() != part.at_start():
+            if desc != part and desc.at_start() != part.at_start():
                 yield (
                     f"{node.label} is in place, but operand {operand} is {desc}; as a part of {node.descs[0]} it is "
                     f"{part.at_start()}; a reorder must come first"

@@ -66,10 +66,9 @@ def likeness_in_model(node: Node) -> tuple[object, ...]:
     """
     choice = candidate_of(node)
     tail = tuple((one.op, one.attrs, one.operand) for one in node.post_ops)
-    roles = {one.name: one.role for one in ports(node, choice.operands)}
     operands = tuple(
-        (name, desc if roles[name] is Role.PARAMETER else _lengths_of_desc(desc))
-        for name, desc in choice.operands.items()
+        (one.name, desc if one.role is Role.PARAMETER else _lengths_of_desc(desc))
+        for one, desc in zip(ports(node, choice.operands), choice.operands.values(), strict=True)
     )
     identity = tuple(sorted(choice.handle.identity.items()))
     results = tuple(map(_lengths_of_desc, node.descs))
@@ -79,6 +78,8 @@ def likeness_in_model(node: Node) -> tuple[object, ...]:
 
 def _attrs_without_size(node: Node, operands: Mapping[str, MemoryDesc]) -> tuple[object, ...]:
     """Return the attributes of a node, without sizes of its tensors: of a resampling's result, of a whole image."""
+    if node.op not in ("resampling", "pooling"):
+        return (node.attrs,)
     values = {one.name: getattr(node.attrs, one.name) for one in fields(node.attrs)}
     if node.op == "resampling":
         del values["size"]

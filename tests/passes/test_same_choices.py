@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -13,10 +15,12 @@ from fmtprop.errors import PassError
 from fmtprop.ir.tensors import materialise
 from fmtprop.ir.types import TensorType
 from fmtprop.ir.verify import Stage, verify
+from fmtprop.layout import MemoryDesc
 from fmtprop.ops.evaluate import evaluate
-from fmtprop.passes.assignment.same_choices import SameChoices
+from fmtprop.passes.assignment.same_choices import SameChoices, _Transfer
 from fmtprop.passes.assignment.same_expansions import expand_alike
 from fmtprop.passes.variants.winograd import Winograd
+from fmtprop.runtime.weights import PackedForms, SharedForms
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.targets.registry import setting_for
 from fmtprop.tuning import costs_for
@@ -144,3 +148,29 @@ def test_a_constant_that_is_packed_already_is_no_part_of_an_expansion():
     formatted.constant("table.packed", type_, torch.ones(2, 3))  # as a later shape's plan names it, without `table`
     normal.constant("table", type_, torch.ones(2, 3))
     assert expand_alike(normal, formatted, [Winograd()]) is normal
+
+
+class RowMajor(OneDnnTarget):
+    """A target that takes the weights of the second convolution row-major only."""
+
+    def named(self, node, request, choice):
+        if node.name != "conv_2":
+            yield from super().named(node, request, choice)
+        elif request["weights"].kind == "any":
+            for one in super().named(node, request, choice):
+                yield replace(one, operands={**one.operands, "weights": MemoryDesc(request["weights"].dims)})
+
+
+def test_weights_that_are_packed_otherwise_are_no_reason_for_another_implementation(monkeypatch):
+    monkeypatch.setattr(_Transfer, "_local", lambda *_: pytest.fail("a node chose for itself"))
+    module = Net().eval()
+    chosen = fp.compile(module, torch.randn(1, 3, 20, 20), tune="model", confirm=False, winograd=False).compilation
+    normal, _ = normalise(from_torch(module, torch.randn(1, 3, 31, 31)))
+    costs = costs_for("model", weights_nbytes=1, activations_nbytes=1, target=OneDnnTarget())
+    setting = setting_for(RowMajor(), {}, ReferenceTarget())
+    forms = PackedForms(SharedForms(module.parameters()))
+    after = SameChoices(chosen.formatted, setting, costs, forms=forms).run(normal)
+    verify(after, Stage.FORMATTED)
+    for name in ("conv_1", "conv_2"):
+        assert after.node(name).choice.impl == chosen.formatted.node(name).choice.impl
+    assert after.node("conv_2").choice.operands["weights"].is_plain

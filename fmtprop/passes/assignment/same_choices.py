@@ -140,9 +140,12 @@ class _Transfer(Assignment):
     def _visit_op(self, node: Node) -> None:
         is_compute = opdef(node.op).category is Category.COMPUTE
         self.compute += is_compute
-        if self._settled_alike(node, self.source.inputs(node.name)):
+        inputs = self.source.inputs(node.name)
+        if self._settled_alike(node, inputs):
             return
         self.local += is_compute
+        if self._settled_repacked(node, inputs):
+            return
         tensors = self._operands(node)
         candidate, reason = self._local(node, tensors), "the other shape's way is impossible: cheapest by itself"
         if candidate is None:
@@ -161,6 +164,16 @@ class _Transfer(Assignment):
                 return True
         return False
 
+    def _settled_repacked(self, node: Node, inputs: Mapping[str, Value]) -> bool:
+        """Give a node the other graph's way with constants packed otherwise; return whether that is possible."""
+        tensors = self._with_packed(node, inputs) or self._placed(node, inputs)
+        candidate = self._same(node, tensors, repacking=True)
+        if candidate is None or any(inputs[name].node not in self.fixed for name in _parameters(node, inputs)):
+            return False
+        tensors = self._with_packed(node, inputs, candidate.operands) or self._placed(node, inputs)
+        self._settle(node, tensors, candidate, "as for another shape, constants packed for this one")
+        return True
+
     # ------------------------------------------------------------------ constants
 
     def _operands(self, node: Node) -> dict[str, Placed]:
@@ -175,12 +188,18 @@ class _Transfer(Assignment):
                         super()._visit(one)
         return {name: self.tensors[value] for name, value in inputs.items()}
 
-    def _with_packed(self, node: Node, inputs: Mapping[str, Value]) -> dict[str, Placed] | None:
-        """Return the tensors of operands, constants as the other graph's node reads them; None without any."""
-        advice = self._advice(node)
-        if advice is None:
-            return None
-        read = advice[1].operands
+    def _with_packed(
+        self, node: Node, inputs: Mapping[str, Value], read: Mapping[str, MemoryDesc] | None = None
+    ) -> dict[str, Placed] | None:
+        """Return the tensors of operands, constants as packed in the formats to read; None where none is packed so.
+
+        `read`: as the other graph's node reads them by default.
+        """
+        if read is None:
+            advice = self._advice(node)
+            if advice is None:
+                return None
+            read = advice[1].operands
         known = {}
         for name, value in inputs.items():
             if value.node in self.fixed and name in read:
@@ -252,8 +271,11 @@ class _Transfer(Assignment):
         }
         return {name: desc for name, desc in found.items() if desc is not None}
 
-    def _same(self, node: Node, tensors: Mapping[str, Placed]) -> Candidate | None:
-        """Return the same way to run a node; None where it is impossible for its sizes."""
+    def _same(self, node: Node, tensors: Mapping[str, Placed], *, repacking: bool = False) -> Candidate | None:
+        """Return the same way to run a node; None where it is impossible for its sizes.
+
+        `repacking`: return the same implementation with parameters in other formats instead.
+        """
         advice = self._advice(node)
         if advice is None or advice[1].operands.keys() != tensors.keys() or advice[1].target == "view":
             return None
@@ -268,7 +290,7 @@ class _Transfer(Assignment):
         moved = {name: _moved(choice.operands[name], desc.dims) or desc for name, desc in present.items()}
         for given in ({**present, **self._wanted(node, tensors)}, moved):
             found = self._asked_once(node, choice, given, wanted)
-            if found is not None:
+            if found is not None and (found.operands != given) is repacking:
                 return found
         return None
 
@@ -291,22 +313,29 @@ class _Transfer(Assignment):
         return self.known[key]
 
     def _asked(self, node: Node, choice: Choice, given: Request, wanted: tuple[MemoryDesc, ...]) -> Candidate | None:
+        """Return an implementation that reads given formats, else one that reads parameters alone in others."""
         target = self.setting.fallback if choice.target == self.setting.fallback.name else self.setting.target
         written = dict(zip(result_names(node), wanted, strict=True))
-        parameters = {
-            one.name: unspecified(given[one.name]) for one in ports(node, given) if one.role is Role.PARAMETER
-        }
+        parameters = {name: unspecified(given[name]) for name in _parameters(node, given)}
         free = {name: unspecified(desc) for name, desc in written.items()}
         # some implementations take only the formats of results, of weights, or of all that they choose themselves
         given_parameters = (written, free) if parameters else ()
         chosen = {name: unspecified(desc) for name, desc in given.items()} | free
+        repacked = None
         for asked in ({**parameters, **written}, {**parameters, **free}, *given_parameters, chosen):
+            if repacked is not None and asked is not written:
+                continue  # it takes these results: at most, it takes these parameters, too
             for candidate in target.named(node, {**given, **asked}, choice):
+                if candidate.results != wanted:
+                    continue
                 # a target's format never includes the beginning of a slice
-                reads = all(candidate.operands[name] in (desc, desc.at_start()) for name, desc in given.items())
-                if reads and candidate.results == wanted:
+                others = {n for n, desc in given.items() if candidate.operands[n] not in (desc, desc.at_start())}
+                if not others:
                     return replace(candidate, operands=dict(given))
-        return None
+                if others <= parameters.keys() and repacked is None:
+                    read = {name: candidate.operands[name] for name in others}
+                    repacked = replace(candidate, operands={**given, **read})
+        return repacked
 
     def _in_place(self, node: Node, tensors: Mapping[str, Placed]) -> Candidate | None:
         """Return the concat that moves no data, where the other graph's is one."""
@@ -346,7 +375,7 @@ class _Transfer(Assignment):
         """Yield ways with the operands as they come or as the other graph has them, and with any formats."""
         present = {name: tensor.desc for name, tensor in tensors.items()}
         free = free_request(node, {name: TensorType(desc.dims, desc.dtype) for name, desc in present.items()})
-        parameters = {one.name for one in ports(node, tensors) if one.role is Role.PARAMETER}
+        parameters = set(_parameters(node, tensors))
         read = {name: desc for name, desc in present.items() if name not in parameters}
         wanted = {name: desc for name, desc in self._wanted(node, tensors).items() if name in read}
         requests = [{**free, **read, **wanted}, {**free, **read}]
@@ -381,6 +410,11 @@ def fusion_for(
         if found[1].keys() == formatted.inputs(other.name).keys():
             return found[0], found[1], found[2]
     return None
+
+
+def _parameters(node: Node, operands: Iterable[str]) -> list[str]:
+    """Return the names of the operands that are learned."""
+    return [one.name for one in ports(node, operands) if one.role is Role.PARAMETER]
 
 
 def kind_of(node: Node) -> tuple[str, ...]:

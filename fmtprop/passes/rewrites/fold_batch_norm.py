@@ -18,6 +18,9 @@ from fmtprop.passes.editing import bypass, constant, is_constant, new_constant, 
 #: elements that are scaled at a time
 _PIECE_ELEMENTS = 1 << 16
 
+#: a factor without effect, and a summand
+_ONE, _ZERO = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+
 
 @dataclass(frozen=True)
 class FoldBatchNorm(NodePass):
@@ -112,15 +115,14 @@ def _binary(graph: Graph, node: Node, inputs: dict[str, Value], src: Value, axis
         return None
     if tensor.shape[axis] != tensor.numel():
         return None
-    vector = tensor.double().reshape(-1)
-    one, zero = torch.ones_like(vector), torch.zeros_like(vector)
-    functions = {"add": Affine(one, vector), "mul": Affine(vector, zero)}
-    if first:
-        functions |= {"sub": Affine(one, -vector), "div": Affine(1 / vector, zero)}
-    else:
-        functions |= {"sub": Affine(-one, vector)}
-    attrs = node.attrs
-    return functions.get(attrs.alg) if isinstance(attrs, Binary) else None
+    vector, alg = tensor.double().reshape(-1), node.attrs.alg if isinstance(node.attrs, Binary) else ""
+    if alg == "mul":
+        return Affine(vector, _ZERO)
+    if alg == "add":
+        return Affine(_ONE, vector)
+    if alg == "sub":
+        return Affine(_ONE, -vector) if first else Affine(-_ONE, vector)
+    return Affine(1 / vector, _ZERO) if alg == "div" and first else None
 
 
 # ---------------------------------------------------------------- where it goes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fmtprop.ir import Attrs, Graph, Node, PostOp, Value, linear_of, loses_special_values, opdef, post_op_operand
@@ -44,6 +44,8 @@ class FusePostOps(Pass):
     target: Target | None = None
     #: the fused graph of another shape of the model. The target is not asked about nodes that it has, too.
     like: Graph | None = None
+    #: node and post-ops, of any shape of the model -> whether the target runs them well together
+    answers: dict[object, bool] = field(default_factory=dict, compare=False)
 
     def run(self, graph: Graph) -> Graph:
         """Return the fused graph."""
@@ -80,11 +82,15 @@ class FusePostOps(Pass):
                 return wanted == found[: len(wanted)]
             if other.op != fused.op and wanted == found[: len(wanted)]:  # the last of several nodes in place of this
                 return True
-        types = {name: graph.type_of(value) for name, value in {**graph.inputs(fused.name), **added}.items()}
         tail = tuple((one.op, one.attrs, one.operands) for one in fused.post_ops)
+        named = fused.name, fused.op, fused.attrs, fused.exact, tail
+        if self.like is not None and named in self.answers:
+            return self.answers[named]
+        types = {name: graph.type_of(value) for name, value in {**graph.inputs(fused.name), **added}.items()}
         key = fused.op, fused.attrs, fused.results, fused.exact, tail, tuple(types.items())
         if key not in known:
             known[key] = is_optimized(self.target, fused, types)
+        self.answers[named] = known[key]
         return known[key]
 
     def _fits(self, graph: Graph, node: Node, fusion: _Fusion) -> bool:
