@@ -29,6 +29,7 @@ from fmtprop.capture.known_numbers import KnownNumbers
 from fmtprop.capture.pytorch import FUNCTORCH, names_of_exporter, sizes_of_one, sources
 from fmtprop.capture.state import attributes_kept, warn_of_state
 from fmtprop.capture.torch_log import held_back
+from fmtprop.capture.whole_layers import whole_layers
 from fmtprop.errors import ImportModelError
 from fmtprop.ir.structure import describe
 from fmtprop.ops.pytorch import keystr, tree_leaves, tree_leaves_with_path, tree_map, tree_map_only
@@ -144,6 +145,7 @@ def _program(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], d
         torch.no_grad(),
         held_back(),
         warnings.catch_warnings(),
+        whole_layers(),
         named as dynamic_shapes,
     ):
         for text in _WARNINGS:

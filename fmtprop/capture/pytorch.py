@@ -5,6 +5,7 @@ What imports sympy is in functions: an import of :mod:`fmtprop.capture` would ta
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,6 +24,24 @@ to_number = torch.ops.aten._local_scalar_dense.default
 
 #: name -> source of all modules that were made of graphs, for tracebacks
 sources: dict[str, Any] = _loader.eval_cache
+
+
+#: where an overload has rules for tracing it as parts
+_TRACED_AS_PARTS = (torch.DispatchKey.Autograd, torch.DispatchKey.CompositeImplicitAutograd)
+
+
+def with_rule(function: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]] | None) -> Callable[[], None]:
+    """Replace an overload's rules for tracing it as parts, by others or none; return a function that restores them."""
+    taken = {key: function.py_kernels.pop(key) for key in _TRACED_AS_PARTS if key in function.py_kernels}
+    if make is not None:
+        function.py_kernels |= {key: make(rule) for key, rule in taken.items()}
+    function._dispatch_cache.clear()
+
+    def give_back() -> None:
+        function.py_kernels.update(taken)
+        function._dispatch_cache.clear()
+
+    return give_back
 
 
 def sizes_of_one(are_sizes: bool) -> AbstractContextManager[None]:

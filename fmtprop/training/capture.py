@@ -19,6 +19,7 @@ from torch import fx
 
 from fmtprop.capture.fx_import import copied, placeholders
 from fmtprop.capture.in_place import with_copies, with_windows
+from fmtprop.capture.pytorch import with_rule
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.turns import Compare
 from fmtprop.errors import ImportModelError
@@ -314,7 +315,6 @@ _RESAMPLINGS = (
     *(f"{name}{axes}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for axes in (1, 2, 3)),
     *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
 )
-_TRACED_AS_PARTS = (torch.DispatchKey.Autograd, torch.DispatchKey.CompositeImplicitAutograd)
 
 
 @contextmanager
@@ -328,8 +328,8 @@ def _as_pytorch_computes() -> Iterator[None]:
             packet = getattr(torch.ops.aten, name)
             for overload in packet.overloads():
                 rule = partial(partial, _with_sizes, packet.default) if overload == "vec" else None
-                restored.callback(_with_rule(getattr(packet, overload), rule))
-        restored.callback(_with_rule(torch.ops.aten.dropout.default, partial(partial, _dropout)))
+                restored.callback(with_rule(getattr(packet, overload), rule))
+        restored.callback(with_rule(torch.ops.aten.dropout.default, partial(partial, _dropout)))
         yield
 
 
@@ -353,20 +353,6 @@ def _with_sizes(resample: Any, in_parts: Callable[..., Any], src: Any, sizes: An
         return in_parts(src, sizes, *how)
     found: Any = size_of_image(src.size(), sizes, factors)
     return resample(src, found, *options, *(factors or [None] * len(found)))
-
-
-def _with_rule(function: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]] | None) -> Callable[[], None]:
-    """Replace an overload's rules for tracing it as parts, by others or none; return a function that restores them."""
-    taken = {key: function.py_kernels.pop(key) for key in _TRACED_AS_PARTS if key in function.py_kernels}
-    if make is not None:
-        function.py_kernels |= {key: make(rule) for key, rule in taken.items()}
-    function._dispatch_cache.clear()
-
-    def give_back() -> None:
-        function.py_kernels.update(taken)
-        function._dispatch_cache.clear()
-
-    return give_back
 
 
 def _is_plain_write(info: Any) -> bool:
