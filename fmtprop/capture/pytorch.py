@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._guards import detect_fake_mode
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+from torch._subclasses import FakeTensor
 from torch.export import ExportedProgram
 from torch.fx.experimental import _config
 from torch.fx.graph_module import _loader

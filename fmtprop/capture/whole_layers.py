@@ -12,9 +12,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensor
 
-from fmtprop.capture.pytorch import with_rule
+from fmtprop.capture.pytorch import FakeTensor, with_rule
 
 _LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 

@@ -78,8 +78,6 @@ def likeness_in_model(node: Node) -> tuple[object, ...]:
 
 def _attrs_without_size(node: Node, operands: Mapping[str, MemoryDesc]) -> tuple[object, ...]:
     """Return the attributes of a node, without sizes of its tensors: of a resampling's result, of a whole image."""
-    if node.op not in ("resampling", "pooling"):
-        return (node.attrs,)
     values = {one.name: getattr(node.attrs, one.name) for one in fields(node.attrs)}
     if node.op == "resampling":
         del values["size"]
