@@ -91,6 +91,10 @@ class Provider(ABC):
         """Return whether compute-intensive ops can run in a data type on this CPU."""
         return dtype is DataType.F32
 
+    def is_fast_in(self, dtype: DataType) -> bool:
+        """Return whether compute-intensive ops are no slower in a data type than in f32, whatever their size."""
+        return self.computes_in(dtype)
+
     def at_boundary(self, desc: MemoryDesc) -> MemoryDesc:
         """Return the format in which it reads and writes a caller's tensor that has this format."""
         return desc

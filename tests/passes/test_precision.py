@@ -397,9 +397,28 @@ class Lacking:
     """A target that cannot compute in some types."""
 
     missing: tuple[DataType, ...]
+    slow: tuple[DataType, ...] = ()
 
     def computes_in(self, dtype: DataType) -> bool:
         return dtype not in self.missing
+
+    def is_fast_in(self, dtype: DataType) -> bool:
+        return dtype not in (*self.missing, *self.slow)
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(2, True), (40, False)])
+def test_only_products_of_few_rows_stay_in_a_type_that_is_slow(rows, kept):
+    """Those take the time of reading the matrix, which has half the bytes."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half().eval()
+    x = torch.randn(rows, 16).half()
+    graph = Pipeline(NORMALISE, Stage.NORMAL).run(fp.from_torch(module, x))
+    wide = WidenPrecision(Lacking((), (DataType.F16,))).run(graph)
+    verify(wide, Stage.NORMAL)
+    found = [node.results[0].dtype for node in wide.nodes() if node.op in ("matmul", "inner_product")]
+    assert found == [DataType.F16 if kept else DataType.F32] * 2
+    (result,) = evaluate(wide, {wide.input_nodes[0].name: x})
+    assert result.dtype is torch.float16 and relative_error(result, module.float()(x.float())) < 5e-3
 
 
 class Router(nn.Module):
