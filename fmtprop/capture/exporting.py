@@ -145,7 +145,6 @@ def _program(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], d
         torch.no_grad(),
         held_back(),
         warnings.catch_warnings(),
-        whole_layers(),
         named as dynamic_shapes,
     ):
         for text in _WARNINGS:
@@ -175,7 +174,7 @@ def _exported(
         data = nullcontext() if strict else _Unseen(numbers)
         sizes = sizes_of_one(ones_are_sizes)
         try:
-            with sizes, data, watched, known:
+            with sizes, data, watched, known, whole_layers():
                 program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
         except Exception as error:  # the exporter runs the user's code: it raises anything
             failures.append(error)

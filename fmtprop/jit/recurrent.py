@@ -85,9 +85,9 @@ class RecurrentKernel(StandaloneKernel):
         sizes = (self.times, self.sequences, self.channels, self.states)
         nbytes = 4 * GATES[self.kind] * self.states**2
         groups = -(-self.sequences // STEPS)
-        few = groups <= _MOST_GROUPS and nbytes * groups**2 <= _MOST_NBYTES
-        few = few or (1 < self.sequences <= STEPS and isa().lanes == _LANES_WITHOUT_LIMIT)
-        return serves() and 0 not in sizes and few
+        is_small = groups <= _MOST_GROUPS and nbytes * groups**2 <= _MOST_NBYTES
+        is_one_group = 1 < self.sequences <= STEPS and isa().lanes == _LANES_WITHOUT_LIMIT
+        return serves() and 0 not in sizes and (is_small or is_one_group)
 
     @property
     def rows(self) -> int:

@@ -191,7 +191,8 @@ class _Recurrent(Program):
     def _inputs(self, count: int) -> None:
         """Write sums of bias and products with the input, for some steps from this one on.
 
-        A product's rows are steps of a sequence, or the sequences of a step where these are more.
+        A product's rows are steps of a sequence, or the sequences of a step where these are more. All rows go through a
+        block of weights before the next one, so weights that are too many for the second cache are read once.
         """
         steps = (count, kept(_SRC_STEP), "step_nbytes")
         sequences = (self._rows, self.argument("src_row"), "row_nbytes")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
 from torch._decomp import decompositions
 from torch.export import Dim
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fmtprop as fp
+from fmtprop.capture.whole_layers import whole_layers
 
 OPTIONS = {"tune": "model", "confirm": False}
 
@@ -70,3 +74,17 @@ def test_a_gradient_goes_through_all_steps():
     net = fp.compile(module, (x,), **OPTIONS)
     torch.testing.assert_close(net(x), module(x), rtol=1e-4, atol=1e-5)
     assert net(x).abs().max() > 0
+
+
+def test_another_thread_still_traces_all_steps():
+    """PyTorch's rules are the process's: sizes alone would be no results there."""
+    layer, x = nn.GRU(6, 4), torch.randn(3, 2, 6)
+    weights = [one.detach() for one in layer.parameters()]
+
+    def run(x: torch.Tensor, state: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+        return torch.gru(x, state, weights, True, 1, 0.0, False, False, False)[0]
+
+    given = x, torch.zeros(1, 2, 4), weights
+    with ThreadPoolExecutor() as others, whole_layers():
+        calls = others.submit(make_fx(run, tracing_mode="symbolic"), *given).result()
+    torch.testing.assert_close(calls(*given), run(*given))

@@ -65,9 +65,9 @@ class Computing(Protocol):
 class WidenPrecision(Pass):
     """Compute in f32 where a model has a narrower floating type in which the target is slower, or cannot compute.
 
-    If it can, products of few rows stay as they are: to read a matrix of half the bytes takes half the time.
-    PyTorch's operators have no fast kernels for these types either: on a CPU with AVX-512 but without f16, a
-    convolution of 64 channels takes 25 times as long in f16 as in f32 with both conversions. Ops after
+    Where it can but is slower, products of few rows stay as they are: they take the time of reading a matrix, which has
+    half the bytes. PyTorch's operators have no fast kernels for these types either: on a CPU with AVX-512 but without
+    f16, a convolution of 64 channels takes 25 times as long in f16 as in f32 with both conversions. Ops after
     compute-intensive ones stay in f32, host ops get the model's type, and graph outputs keep it. So results are
     rounded less often than the model says.
 
