@@ -18,6 +18,7 @@ from fmtprop.errors import InputError
 from fmtprop.ir import Graph, result_names
 from fmtprop.ir.structure import argument_names, flatten_arguments, parsed, restructure
 from fmtprop.runtime import Executor, Plan
+from fmtprop.runtime.arenas import Arenas
 from fmtprop.runtime.benchmark import BenchmarkResult, time_runs
 from fmtprop.runtime.threads import current_threads
 from fmtprop.system.limits import MAX_RUNS, MAX_THREADS
@@ -43,6 +44,8 @@ class CompiledModel(Serving, Saveable):
     ----------
     compilation : Planned
         It has run, or comes from a plan file.
+    arenas : Arenas, optional
+        Memory for activations, which the model's plans for other shapes use as well.
 
     Attributes
     ----------
@@ -71,9 +74,10 @@ class CompiledModel(Serving, Saveable):
         model. ``tune=Tune("auto", effort="patient")`` takes the time.
     """
 
-    def __init__(self, compilation: Planned) -> None:
+    def __init__(self, compilation: Planned, arenas: Arenas | None = None) -> None:
         super().__init__()
         self._improvement: Improvement | None = None
+        self._arenas = arenas or Arenas()
         self._take(compilation)
 
     def _take(self, compilation: Planned) -> None:
@@ -85,7 +89,7 @@ class CompiledModel(Serving, Saveable):
         self.tuning, self.dropped = compilation.tuning, compilation.dropped
         self.left_out = compilation.left_out
         plan, graph = self.plan, self.graph
-        self._executor = Executor(plan, compilation.plan_for, flushes=self.options.flushes)
+        self._executor = Executor(plan, compilation.plan_for, arenas=self._arenas, flushes=self.options.flushes)
         self._has_flat_inputs, self._has_flat_outputs = _are_flat(graph)
         self._arguments = frozenset(argument_names(graph.structure))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from fmtprop.compiling.serving import Serving
 from fmtprop.errors import InputError
 from fmtprop.ir.structure import flatten_arguments, restructure
 from fmtprop.runtime.agreement import relative_error
+from fmtprop.runtime.arenas import GROWTH, Arenas
 from fmtprop.system import collector
 
 if TYPE_CHECKING:
@@ -242,7 +242,8 @@ class DynamicModel(Serving, Saveable):
 
     def __copy__(self) -> DynamicModel:
         """Return a model with contexts of its own; the plans and the constants, which never change, are shared."""
-        nets = [copy(net) for net in self.plans]
+        arenas = Arenas(growth=GROWTH)
+        nets = [CompiledModel(net.compilation, arenas) for net in self.plans]
         return DynamicModel(self.name, self._program, self.options, self.max_shapes, self._given, nets)
 
     def __repr__(self) -> str:

@@ -70,7 +70,7 @@ def _compile_graph(graph: Graph, options: Options, owned: bool, shapes: Shapes |
         earlier.settle(compilation)
     if shapes is not None and not is_quick:
         shapes.note(compilation, is_first=earlier is not None)
-    net = CompiledModel(compilation)
+    net = CompiledModel(compilation, None if shapes is None else shapes.arenas)
     is_makeshift = compilation.is_like_another_shape and not is_similar and options.replan == "background"
     if is_quick or is_makeshift:
         full = replace(options, tune=options.tuning, confirm=options.confirm and is_quick, progress=None)

@@ -25,6 +25,7 @@ from fmtprop.planfile.environment import differences, environment
 from fmtprop.planfile.rebuild import NotOfferedError
 from fmtprop.planfile.references import References
 from fmtprop.planfile.versions import renewed
+from fmtprop.runtime.arenas import GROWTH, Arenas
 from fmtprop.runtime.threads import on_cpu
 from fmtprop.system import collector
 from fmtprop.system.files import path_of
@@ -120,7 +121,8 @@ class PlanFile:
 
     def model(self) -> CompiledModel | DynamicModel:
         """Return the model of the plans, which are built."""
-        nets = [CompiledModel(plan) for plan in self.plans]
+        arenas = Arenas(growth=GROWTH if self.several is not None else 1)
+        nets = [CompiledModel(plan, arenas) for plan in self.plans]
         return nets[0] if self.several is None else self._dynamic(nets)
 
     def planned_again(self) -> CompiledModel | DynamicModel:

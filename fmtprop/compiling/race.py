@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import torch
 
 from fmtprop.compiling.attempts import Attempts
+from fmtprop.runtime.arenas import Arenas
 from fmtprop.runtime.executor import Executor
 from fmtprop.runtime.plan import Plan
 from fmtprop.system.timing import Stopwatch, quartiles
-from fmtprop.targets.memory import huge_bytes
 
 #: least rounds before another plan may replace the choice by cost, and most rounds
 _SURE_ROUNDS, _MOST_ROUNDS = 5, 30
@@ -123,14 +123,9 @@ def race(
     longer, it is interrupted, and only run to its end if all others are as slow. Result: times of the plans that could
     win after their first run; None if no plan can run.
     """
-    attempts = attempts or Attempts()
-    arena = huge_bytes(max(plan.arena_nbytes for plan in plans.values()))
-    executors: dict[str, Executor] = {}
+    arenas = Arenas(max(plan.arena_nbytes for plan in plans.values()))
+    executors = {name: Executor(plan, arenas=arenas) for name, plan in plans.items()}
     try:
-        for name, plan in plans.items():
-            executor = attempts.of(name, partial(Executor, plan, arena=arena))
-            if executor is not None:
-                executors[name] = executor
         return run_in_turns(executors, inputs, budget, fewest, expected, attempts, most)
     finally:
         for executor in executors.values():

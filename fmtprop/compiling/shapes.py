@@ -1,4 +1,4 @@
-"""The parts that plans of a model for several shapes share: packed weights, and choices of formats."""
+"""What plans of a model for several shapes share: packed weights, memory of activations, and choices of formats."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from fmtprop.compiling.compilation import Compilation
 from fmtprop.compiling.entrants import Entrant, entrant_of
 from fmtprop.ir.graph import Graph
+from fmtprop.runtime.arenas import GROWTH, Arenas
 from fmtprop.runtime.weights import SharedForms
 
 #: the choices of a plan serve shapes whose inputs have up to this factor more or fewer elements: other choices may pack
@@ -22,10 +23,11 @@ _MOST = 8
 
 
 class Shapes:
-    """The packed weights and the choices of a model's plans."""
+    """The packed weights, the memory and the choices of a model's plans."""
 
     def __init__(self, tensors: Iterable[object]) -> None:
         self.forms = SharedForms(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
+        self.arenas = Arenas(growth=GROWTH)
         #: likenesses of the primitives that passed their check
         self.alike: set[object] = set()
         #: answers of the target about fusions

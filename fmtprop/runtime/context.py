@@ -19,6 +19,7 @@ from fmtprop.errors import PlanError
 from fmtprop.ir import Node, result_names
 from fmtprop.jit import Call, CallList, flushed, no_code
 from fmtprop.layout import MemoryDesc
+from fmtprop.runtime.arenas import Arena
 from fmtprop.runtime.boundary import Endpoint, write_out
 from fmtprop.runtime.direct import Run, generated, read_tensors, reads_whole
 from fmtprop.runtime.output import Output
@@ -34,24 +35,23 @@ from fmtprop.targets.bound import (
     PythonCalls,
     as_planned,
 )
-from fmtprop.targets.memory import HUGE_PAGE_NBYTES, huge_bytes, view
+from fmtprop.targets.memory import HUGE_PAGE_NBYTES, view
 
 #: buffers with another tensor in each run
 _PASSING = (Home.INPUT, Home.OUTPUT, Home.TENSOR)
 
 
 class Context:
-    """Memory and calls of one run.
+    """Calls of one run, in an arena; who runs it has the arena's lock.
 
-    `arena`: MovableMemory for the activations, on pages that have been written. Default: new memory. `flushes`: whether
-    denormal numbers are zero in native steps.
+    `flushes`: whether denormal numbers are zero in native steps.
     """
 
-    def __init__(self, plan: Plan, arena: torch.Tensor | None = None, *, flushes: bool = True) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, arena: Arena, *, flushes: bool = True) -> None:
+        self.plan, self.arena = plan, arena
+        self.is_open = True
         self._flushes = flushes
         self._stream = OwnStream()
-        self._arena = huge_bytes(plan.arena_nbytes) if arena is None else arena
         # a step may write a part of the caller's tensor, or write it with another shape
         formats = {access.buffer: access.desc for step in plan.steps for access in step.results}
         formats |= {buffer: desc for _, desc, buffer in plan.inputs}
@@ -123,11 +123,6 @@ class Context:
                 memory.clear()
         return results
 
-    @property
-    def arena(self) -> torch.Tensor:
-        """The memory of the activations, flat bytes."""
-        return self._arena
-
     def backward(
         self, tangents: Sequence[torch.Tensor], *, again: bool = False, arena: torch.Tensor | None = None
     ) -> list[torch.Tensor]:
@@ -137,7 +132,7 @@ class Context:
         they exist. Default: results have memory of their own.
         """
         turn = self._turn()
-        before = self._arena.clone() if again else None
+        before = self.arena.memory.clone() if again else None
         made = [(memory, memory.tensor) for memory in self._kept] if again else ()
         outputs = self._outputs[turn.output :]
         self._bind(self._inputs[turn.input :], tangents, outputs)
@@ -150,7 +145,7 @@ class Context:
         if arena is not None:
             self.clear()
         if before is not None:
-            self._arena.copy_(before)
+            self.arena.memory.copy_(before)
         for memory, tensor in made:
             if tensor is NOTHING:  # a gradient, which only this half makes
                 memory.clear()
@@ -160,11 +155,11 @@ class Context:
 
     def rest(self) -> None:
         """Give the pages of the arena back; the next run takes new ones."""
-        dnnl.drop_pages(self._arena.data_ptr(), self._arena.numel())
+        dnnl.drop_pages(self.arena.memory.data_ptr(), self.arena.memory.numel())
 
     def shrink(self) -> None:
         """Give the pages of the arena back that no gradient in it needs, for good."""
-        start, end = self._arena.data_ptr(), 0
+        start, end = self.arena.memory.data_ptr(), 0
         taken = sorted((offset, offset + self.plan.buffers[i].nbytes) for i, offset in self.plan.inside.items())
         for first, stop in (*taken, (self.plan.arena_nbytes, 0)):
             begin = -(-end // HUGE_PAGE_NBYTES) * HUGE_PAGE_NBYTES
@@ -216,7 +211,8 @@ class Context:
             memory.clear()
 
     def close(self) -> None:
-        """Release the native objects."""
+        """Release the native objects; it runs no more."""
+        self.is_open = False
         for bound in self._bounds:
             bound.close()
         for calls in self._halves:
@@ -332,7 +328,7 @@ class Context:
 
     def _memory(self, buffer: Buffer, desc: MemoryDesc | None) -> MovableMemory:
         if buffer.home is Home.ARENA:
-            return MovableMemory(self._arena[buffer.offset : buffer.offset + buffer.nbytes])
+            return MovableMemory(self.arena.memory[buffer.offset : buffer.offset + buffer.nbytes])
         if buffer.home is Home.CONSTANT and buffer.index >= 0:
             return MovableMemory(self.plan.constants[buffer.index])
         return MovableMemory(desc=desc if buffer.home in _PASSING else None)

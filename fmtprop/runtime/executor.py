@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
@@ -11,6 +10,7 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import FmtpropError, InputError
+from fmtprop.runtime.arenas import Arenas
 from fmtprop.runtime.boundary import Boundary
 from fmtprop.runtime.context import Context
 from fmtprop.runtime.plan import Plan, Step
@@ -22,10 +22,9 @@ from fmtprop.targets.bound import OutsideError, Place, of_both
 class Executor:
     """Runs one plan, from any number of threads at once.
 
-    `plan_for`: makes the plan for another number of threads; without it, all runs use the first plan's number. `arena`:
-    memory for the activations of runs with the plan's number of threads, except concurrent ones. Executors that never
-    run at the same time can share it. `flushes`: whether denormal numbers are zero in native steps
-    (:mod:`fmtprop.jit.denormals`).
+    `plan_for`: makes the plan for another number of threads; without it, all runs use the first plan's number.
+    `arenas`: memory for the activations, which other executors may share. `flushes`: whether denormal numbers are zero
+    in native steps (:mod:`fmtprop.jit.denormals`).
 
     A run uses torch's number of OpenMP threads in the calling thread. The first run with another number makes a plan
     for it, which shares the constants. Contexts are made on demand and kept for later runs: for each number of
@@ -38,16 +37,14 @@ class Executor:
         plan: Plan,
         plan_for: Callable[[int], Plan] | None = None,
         *,
-        arena: torch.Tensor | None = None,
+        arenas: Arenas | None = None,
         flushes: bool = True,
     ) -> None:
         self.plan = plan
-        self._flushes = flushes
+        self._flushes, self._arenas = flushes, arenas or Arenas()
         self._boundary = Boundary.of(plan)
         self._plan_for = plan_for
-        self._runners = {plan.threads: _Runner(plan, flushes)}
-        if arena is not None:
-            self._runners[plan.threads].free.append(Context(plan, arena, flushes=flushes))
+        self._runners = {plan.threads: _Runner(plan, self._arenas, flushes)}
         self._planning = ProcessLock()
 
     def run(
@@ -76,13 +73,18 @@ class Executor:
         return results
 
     def lease(self) -> tuple[Context, Callable[[], None]]:
-        """Return a context that no other run has, for the caller's number of threads, and its release function."""
+        """Return a context that no other run has, for the caller's number of threads, and its release function.
+
+        Whoever closes the context instead ends it.
+        """
         runner = self._runner(current_threads())
         context = runner.take()
+        runner.contexts.remove(context)
 
         def give_back() -> None:
             context.clear()
-            runner.free.append(context)
+            runner.contexts.append(context)
+            context.arena.lock.release()
 
         return context, give_back
 
@@ -127,17 +129,17 @@ class Executor:
         here = current_threads()
         threads = here if threads is None else threads
         runner = self._runners.get(threads) or self._runner(threads)
+        context = runner.take()
         try:
-            context = runner.free.pop()
-        except IndexError:
-            context = runner.take()
-        if here == runner.plan.threads:
-            results = context.run(tensors, out)
-        else:
+            if here == runner.plan.threads:
+                return context.run(tensors, out)
             with running_with(runner.plan.threads):
-                results = context.run(tensors, out)
-        runner.free.append(context)
-        return results
+                return context.run(tensors, out)
+        except BaseException:
+            runner.contexts.remove(context)  # it has tensors of a run that did not end
+            raise
+        finally:
+            context.arena.lock.release()
 
     def _stepwise(
         self, inputs: Sequence[object], limit: float, see: Callable[[Step, Place], None] | None = None
@@ -150,10 +152,14 @@ class Executor:
     ) -> tuple[list[torch.Tensor], list[tuple[float, float]]]:
         runner = self._runner(threads)
         context = runner.take()
-        with running_with(runner.plan.threads):
-            outcome = context.profile(tensors, limit, see)
-        runner.free.append(context)
-        return outcome
+        try:
+            with running_with(runner.plan.threads):
+                return context.profile(tensors, limit, see)
+        except BaseException:
+            runner.contexts.remove(context)
+            raise
+        finally:
+            context.arena.lock.release()
 
     def _runner(self, threads: int) -> _Runner:
         with self._planning.current:
@@ -161,7 +167,8 @@ class Executor:
             if runner is None:
                 plan = self._plan_for(threads) if self._plan_for is not None else self.plan
                 # if there is no plan for this number, use the first plan's contexts
-                runner = _Runner(plan, self._flushes) if plan is not self.plan else self._runners[self.plan.threads]
+                own = self._runners[self.plan.threads]
+                runner = own if plan is self.plan else _Runner(plan, self._arenas, self._flushes)
                 self._runners[threads] = runner
             return runner
 
@@ -188,32 +195,47 @@ def outside(error: OutsideError, plan: Plan, boundary: Boundary, tensors: Sequen
 
 
 class _Runner:
-    """A plan for one number of threads, and its idle contexts."""
+    """A plan for one number of threads, and its contexts: in each arena one."""
 
-    def __init__(self, plan: Plan, flushes: bool) -> None:
-        self.plan, self._flushes = plan, flushes
-        self.free: deque[Context] = deque()
+    def __init__(self, plan: Plan, arenas: Arenas, flushes: bool) -> None:
+        self.plan, self._arenas, self._flushes = plan, arenas, flushes
+        self.contexts: list[Context] = []
 
     def take(self) -> Context:
+        """Return a context with the lock of its arena."""
+        for context in self.contexts:
+            if context.arena.lock.acquire(blocking=False):
+                if context.is_open:
+                    return context
+                context.arena.lock.release()
+        arena = self._arenas.take(self.plan.arena_nbytes)
+        for context in self.contexts:
+            if context.arena is arena and context.is_open:  # it ended its run meanwhile
+                return context
         try:
-            return self.free.pop()
-        except IndexError:
             with torch.inference_mode(mode=False):  # views made in that mode could be written in it alone
-                return Context(self.plan, flushes=self._flushes)
+                context = Context(self.plan, arena, flushes=self._flushes)
+        except BaseException:
+            arena.lock.release()
+            raise
+        self.contexts.append(context)
+        return context
 
     def rest(self) -> None:
-        idle = list(self._taken())  # no run has one of them meanwhile
-        for context in idle:
+        for context in self._idle():
             context.rest()
-        self.free.extend(idle)
 
     def close(self) -> None:
-        for context in self._taken():
+        for context in self._idle():
+            self.contexts.remove(context)
             context.close()
 
-    def _taken(self) -> Iterator[Context]:
-        while True:
-            try:
-                yield self.free.pop()
-            except IndexError:  # empty, or a run took the last one
-                return
+    def _idle(self) -> Iterator[Context]:
+        """Yield the contexts that no run has, each with its arena's lock."""
+        for context in list(self.contexts):
+            if context.arena.lock.acquire(blocking=False):
+                try:
+                    if context.is_open:
+                        yield context
+                finally:
+                    context.arena.lock.release()

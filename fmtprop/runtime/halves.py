@@ -101,7 +101,7 @@ class Halves:
 
     def _arena_for_gradients(self, number: int, lease: _Lease) -> torch.Tensor:
         """Return the memory of a forward run, which no other call gets as long as a tensor in it exists."""
-        owner = lease.context.arena.numpy().view(_Owner)
+        owner = lease.context.arena.memory.numpy().view(_Owner)
         lease.holders.add(_GRADIENTS)
         weakref.finalize(owner, self._give_back, number, _GRADIENTS).atexit = False
         return torch.from_numpy(owner)

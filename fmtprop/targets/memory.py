@@ -57,29 +57,48 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
     return aligned_bytes(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
-def huge_bytes(nbytes: int) -> torch.Tensor:
-    """Return flat uint8 memory for an arena: zeros, on transparent huge pages if the system grants them.
+class HugePages:
+    """Addresses of an arena, on transparent huge pages if the system grants them; :meth:`write` makes them memory.
 
-    Every page is written here, because reads of unwritten pages would all read one shared page of zeros.
+    `most`: bytes of addresses. ``memory``: flat uint8 over all of them; what was never written is zeros.
     """
-    memory = _untouched(nbytes)
-    memory[::_PAGE] = 0
-    return memory
+
+    def __init__(self, most: int) -> None:
+        self._written = 0
+        if most == 0:
+            self.memory = torch.zeros(0, dtype=torch.uint8, device="cpu")
+            return
+        size = -(-most // HUGE_PAGE_NBYTES) * HUGE_PAGE_NBYTES + HUGE_PAGE_NBYTES
+        # private: a forked child would write shared pages too, and shared pages are not huge
+        self._pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        raw = torch.frombuffer(self._pages, dtype=torch.uint8)
+        self._start = -raw.data_ptr() % HUGE_PAGE_NBYTES
+        self.memory = raw[self._start :][:most]
+
+    def advise(self, nbytes: int) -> None:
+        """Ask for huge pages for the first bytes, and for none behind them."""
+        if nbytes and hasattr(mmap, "MADV_HUGEPAGE"):
+            end = self._start + huge_part(nbytes)
+            self._pages.madvise(mmap.MADV_HUGEPAGE, self._start, end - self._start)
+            if hasattr(mmap, "MADV_NOHUGEPAGE"):  # where the system gives all memory huge pages
+                self._pages.madvise(mmap.MADV_NOHUGEPAGE, end)
+
+    def write(self, nbytes: int) -> None:
+        """Have at least the first bytes in memory.
+
+        Every page is written here, because reads of unwritten pages would all read one shared page of zeros.
+        """
+        if nbytes > self._written:
+            self.advise(nbytes)
+            self.memory[-(-self._written // _PAGE) * _PAGE : nbytes : _PAGE] = 0
+            self._written = nbytes
 
 
-def _untouched(nbytes: int) -> torch.Tensor:
-    if nbytes == 0:
-        return torch.zeros(0, dtype=torch.uint8, device="cpu")
-    size = -(-nbytes // HUGE_PAGE_NBYTES) * HUGE_PAGE_NBYTES + HUGE_PAGE_NBYTES
-    # private: a forked child would write shared pages too, and shared pages are not huge
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    raw = torch.frombuffer(pages, dtype=torch.uint8)
-    start = -raw.data_ptr() % HUGE_PAGE_NBYTES
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE, start, huge_part(nbytes))
-        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # where the system gives all memory huge pages
-            pages.madvise(mmap.MADV_NOHUGEPAGE, start + huge_part(nbytes))
-    return raw[start:][:nbytes]
+def huge_bytes(nbytes: int) -> torch.Tensor:
+    """Return flat uint8 memory of zeros, on transparent huge pages if the system grants them, all written."""
+    pages = HugePages(nbytes)
+    pages.write(nbytes)
+    return pages.memory
 
 
 def huge_part(nbytes: int) -> int:
@@ -99,7 +118,9 @@ def numbers(nbytes: int) -> torch.Tensor:
 
     They are between -1 and 1 and no denormals, in every floating-point type.
     """
-    memory = _untouched(align(nbytes))
+    pages = HugePages(align(nbytes))
+    pages.advise(align(nbytes))
+    memory = pages.memory
     generator = torch.Generator().manual_seed(0)
     pattern = (torch.rand(1 << 16, generator=generator) * 2 - 1).bfloat16().view(torch.uint8)
     done = min(pattern.numel(), memory.numel())

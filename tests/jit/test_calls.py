@@ -14,7 +14,7 @@ import fmtprop
 from fmtprop.errors import DnnlError
 from fmtprop.jit import CallList, no_code
 from fmtprop.runtime import context as context_module
-from fmtprop.runtime.context import Context
+from fmtprop.runtime.executor import Executor
 
 pytestmark = pytest.mark.skipif(bool(no_code()), reason=no_code())
 
@@ -110,7 +110,7 @@ def lists(monkeypatch) -> list[CallList]:
 
 def test_steps_of_pytorch_stand_between_lists(mixed, lists) -> None:
     net, module, x = mixed
-    context = Context(net.plan)
+    context, _ = Executor(net.plan).lease()
     assert len(lists) == 2
     assert torch.allclose(context.run([x])[0], module(x), atol=1e-5)
 
@@ -126,12 +126,12 @@ def test_the_step_that_fails_in_a_list_is_named(mixed, monkeypatch) -> None:
 
     monkeypatch.setattr(type(last.executable), "bind", broken)
     with pytest.raises(DnnlError, match=r"dnnl_primitive_execute.*invalid_arguments") as error:
-        Context(net.plan).run([x])
+        Executor(net.plan).run([x])
     assert last.node.label in str(error.value)
 
 
 def test_without_code_of_our_own_python_calls_each(mixed, no_executable_memory, lists) -> None:
     net, module, x = mixed
-    context = Context(net.plan)
+    context, _ = Executor(net.plan).lease()
     assert not lists
     assert torch.allclose(context.run([x])[0], module(x), atol=1e-5)

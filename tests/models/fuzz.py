@@ -391,7 +391,7 @@ def compiled(graph: Graph, policy: str) -> CompiledModel:
 def forget(net: CompiledModel) -> None:
     """Fill the memory of the activations with NaN, which no result may have."""
     context, give_back = net._executor.lease()
-    context.arena.fill_(0xFF)
+    context.arena.memory.fill_(0xFF)
     give_back()
 
 

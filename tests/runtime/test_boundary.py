@@ -13,7 +13,6 @@ from fmtprop.errors import UnsupportedOpError
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.agreement import relative_error
 from fmtprop.runtime.boundary import Boundary, Endpoint
-from fmtprop.runtime.context import Context
 from fmtprop.runtime.plan import Home
 
 LAST = torch.channels_last
@@ -352,7 +351,8 @@ def test_a_subclass_of_tensor_is_an_input_like_any_other(two):
 def test_contexts_keep_no_input(two):
     _, net, *given = two
     inputs = [x.clone() for x in given]
-    context, kept = Context(net.plan), [weakref.ref(x) for x in inputs]
+    context, _ = net._executor.lease()
+    kept = [weakref.ref(x) for x in inputs]
     results = context.run(inputs)
     kept += [weakref.ref(y) for y in results]
     assert len(kept) >= 3 and all(one() is not None for one in kept)

@@ -28,7 +28,7 @@ def _halves(net):
 
 def _is_inside(net, gradient):
     """Return whether a gradient lies in the memory of a forward run that its step keeps."""
-    arenas = [lease.context.arena for lease in _halves(net)._leased.values()]
+    arenas = [lease.context.arena.memory for lease in _halves(net)._leased.values()]
     starts = [(arena.data_ptr(), arena.data_ptr() + arena.numel()) for arena in arenas]
     return any(start <= gradient.data_ptr() < end for start, end in starts)
 
