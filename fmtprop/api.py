@@ -121,8 +121,8 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         that the tuning cache lacks, on this machine. ``"remeasure"`` measures all costs, and also repeats the race of
         plans. ``"auto"`` uses the cache's costs, and the model for the others. ``"lazy"`` answers the first calls by a
         greedy plan, while that of ``"auto"`` is made in the background and takes its place between two calls
-        (``net.settle()`` waits for it). With ``deterministic=True``, ``pin``, ``weights``, ``embeddings`` or
-        ``keep_float``, it is ``"auto"``.
+        (``net.settle()`` waits for it); where an earlier process has found that plan, it answers from the beginning.
+        With ``deterministic=True``, ``pin``, ``weights``, ``embeddings`` or ``keep_float``, it is ``"auto"``.
         The two that measure also run every plan that may be the fastest, not only some: :class:`Tune` sets source and
         effort apart.
     verify : {"on", "off", "full"}

@@ -56,9 +56,10 @@ def _compile_graph(graph: Graph, options: Options, owned: bool, shapes: Shapes |
     sibling, is_similar = (None, True) if shapes is None else shapes.nearest(graph)
     if not is_similar and options.replan == "now":
         sibling = None
-    is_quick = options.is_lazy and sibling is None
+    full = replace(options, tune=options.tuning)
+    earlier = Remembered(graph, full) if sibling is None else None
+    is_quick = options.is_lazy and earlier is not None and earlier.plan is None
     first = replace(options, policy=QUICK, tune="model", confirm=False) if is_quick else options
-    earlier = Remembered(graph, first) if sibling is None else None
     if earlier is not None:
         sibling, is_similar = earlier.plan, True
     is_owned = owned and options.verify != "full"
@@ -66,25 +67,34 @@ def _compile_graph(graph: Graph, options: Options, owned: bool, shapes: Shapes |
         graph, first, owned=is_owned, shared=forms, sibling=sibling, alike=alike, fused=fused, idle=idle
     )
     compilation.run()
-    if earlier is not None:
+    if earlier is not None and not is_quick:
         earlier.settle(compilation)
     if shapes is not None and not is_quick:
         shapes.note(compilation, is_first=earlier is not None)
     net = CompiledModel(compilation, None if shapes is None else shapes.arenas)
     is_makeshift = compilation.is_like_another_shape and not is_similar and options.replan == "background"
     if is_quick or is_makeshift:
-        full = replace(options, tune=options.tuning, confirm=options.confirm and is_quick, progress=None)
-        net.improve(partial(_better, compilation, full, shapes))
+        full = replace(full, confirm=options.confirm and is_quick, progress=None)
+        net.improve(partial(_better, compilation, full, shapes, earlier))
     if options.verify == "full":
         _check_whole(net, graph)
     return net
 
 
-def _better(present: Planned, options: Options, shapes: Shapes | None, stage: Callable[[str], None]) -> Planned:
+def _better(
+    present: Planned,
+    options: Options,
+    shapes: Shapes | None,
+    earlier: Remembered | None,
+    stage: Callable[[str], None],
+) -> Planned:
     """Return the compilation with choices of its own of a model that has a plan: that plan has its numbers."""
     graph = graph_inside(present.formatted, present.weights)
     options = replace(options, stage=stage, replan="now", keep_float=())  # its roundings are gone already
-    return compile_graph(graph, options, owned=True, shapes=shapes).compilation
+    made = compile_graph(graph, options, owned=True, shapes=shapes).compilation
+    if earlier is not None:
+        earlier.settle(made)
+    return made
 
 
 def _executable(options: Options) -> Options:

@@ -132,3 +132,16 @@ def test_constants_without_strides(solved):
     for _ in range(2):
         torch.testing.assert_close(compiled(module)(X), module(X), rtol=1e-4, atol=1e-5)
     assert len(solved) == 1
+
+
+def test_what_a_lazy_model_found_in_the_background_is_the_next_ones_first_plan(solved):
+    for seed, begun in ((0, True), (1, False)):
+        module = net(seed)
+        made = fp.compile(module, X, tune="lazy")
+        assert (made._improvement is not None) is begun
+        assert made.settle()
+        assert made.options.policy == "optimal"
+        torch.testing.assert_close(made(X), module(X), rtol=1e-4, atol=1e-5)
+    count = len(solved)
+    fp.compile(net(seed=2), X)
+    assert len(solved) == count, "the same choices as those of tune='auto'"
