@@ -92,8 +92,8 @@ def _better(
     graph = graph_inside(present.formatted, present.weights)
     options = replace(options, stage=stage, replan="now", keep_float=())  # its roundings are gone already
     made = compile_graph(graph, options, owned=True, shapes=shapes).compilation
-    if earlier is not None:
-        earlier.settle(made)
+    if earlier is not None and isinstance(made, Compilation):
+        earlier.settle(made)  # as the choices of the graph that was given
     return made
 
 
