@@ -393,7 +393,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.folder is None:
         parser.error("name the folder of the packages")
-    if not options.folder.is_dir():
+    if not options.folder.is_dir() or not any(options.folder.iterdir()):
         _install(options.folder)
     options.results.parent.mkdir(parents=True, exist_ok=True)
     done = options.results.read_text() if options.results.exists() else ""

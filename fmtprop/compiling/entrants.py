@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from time import thread_time
@@ -82,6 +82,8 @@ class Entrant:
     is_checked: bool = False
     #: the number of threads that its implementations are for; 0 for those of another process
     threads: int = 0
+    #: node -> the request by which its implementation was found again for other shapes
+    requests: dict[str, int] = field(default_factory=dict, compare=False)
 
     @cached_property
     def key(self) -> str:
@@ -343,7 +345,8 @@ def like_another_shape(
     """
     fusions, renews = tuple(fusion.rewrite for fusion in FUSIONS), other.threads != threads_here()
     try:
-        graph = SameChoices(other.graph, setting, costs, fusions, forms, renews).run(_prepared(normal, other))
+        same = SameChoices(other.graph, setting, costs, fusions, forms, renews, other.requests)
+        graph = same.run(_prepared(normal, other))
     except PassError as error:
         _LOG.info("model %s is planned anew: %s", normal.name, error)
         return None

@@ -8,7 +8,7 @@ the cheapest way in these formats, alone. The other graph is advice: what is com
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from math import inf
@@ -58,6 +58,8 @@ class SameChoices(Pass):
     forms: Forms | None = None
     #: whether the other graph's implementations are for another number of threads
     renews: bool = False
+    #: node -> the request by which its implementation was found for a third shape; this shape's are added
+    requests: dict[str, int] = field(default_factory=dict, compare=False)
 
     def run(self, graph: Graph) -> Graph:
         """Return the formatted graph."""
@@ -73,6 +75,7 @@ class _Transfer(Assignment):
     def __init__(self, spec: SameChoices, graph: Graph) -> None:
         super().__init__(AssignFormats("propagate", spec.setting), graph)
         self.costs, self.formatted, self.renews = spec.costs, spec.formatted, spec.renews
+        self.requests = spec.requests
         #: node -> the node that computes it and others, its operands, and the nodes that it computes
         found = {node.name: fusion_for(graph, node, spec.formatted, spec.fusions) for node in graph.nodes()}
         self.fused = {name: fusion for name, fusion in found.items() if fusion is not None}
@@ -321,8 +324,11 @@ class _Transfer(Assignment):
         # some implementations take only the formats of results, of weights, or of all that they choose themselves
         given_parameters = (written, free) if parameters else ()
         chosen = {name: unspecified(desc) for name, desc in given.items()} | free
-        repacked = None
-        for asked in ({**parameters, **written}, {**parameters, **free}, *given_parameters, chosen):
+        requests = [{**parameters, **written}, {**parameters, **free}, chosen, *given_parameters]
+        repacked, known = None, min(self.requests.get(node.name, 0), len(requests) - 1)
+        # each descriptor takes a third of a millisecond: what was right for another shape is asked for first
+        for place in (known, *(k for k in (0, 1, 3, 4, 2) if k != known and k < len(requests))):
+            asked = requests[place]
             if repacked is not None and asked is not written:
                 continue  # it takes these results: at most, it takes these parameters, too
             for candidate in target.named(node, {**given, **asked}, choice):
@@ -331,6 +337,7 @@ class _Transfer(Assignment):
                 # a target's format never includes the beginning of a slice
                 others = {n for n, desc in given.items() if candidate.operands[n] not in (desc, desc.at_start())}
                 if not others:
+                    self.requests[node.name] = place
                     return replace(candidate, operands=dict(given))
                 if others <= parameters.keys() and repacked is None:
                     read = {name: candidate.operands[name] for name in others}
