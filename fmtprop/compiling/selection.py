@@ -28,8 +28,8 @@ from fmtprop.runtime.dummy_weights import runs_on_any_numbers, with_dummy_weight
 from fmtprop.store import Store, key_of
 from fmtprop.targets.executable import Provider
 from fmtprop.targets.registry import setting_for
-from fmtprop.tuning import NOMINAL, TunedCosts, Tuning, costs_for
-from fmtprop.tuning.peaks import are_measured, improve
+from fmtprop.tuning import KNOWN, NOMINAL, TunedCosts, Tuning, costs_for
+from fmtprop.tuning.peaks import improve
 
 _LOG = logging.getLogger(__name__)
 
@@ -220,7 +220,7 @@ class Selection:
                 _LOG.info("model %s is planned anew: %s", self._normal.name, error)
                 return None
         # they decide little here: nothing is measured for them
-        costs = self._costs or self._new_costs(measuring=are_measured(self._store))
+        costs = self._costs or self._new_costs(KNOWN)
         return like_another_shape(self._normal, other, setting, costs, self.forms)
 
     def rivals(self) -> Entrants:
@@ -241,10 +241,10 @@ class Selection:
             del failed[name]
         return Entrants(*model)
 
-    def _new_costs(self, *, measuring: bool = True) -> TunedCosts:
+    def _new_costs(self, tune: str | None = None) -> TunedCosts:
         options = self._options
         return costs_for(
-            NOMINAL if options.deterministic or not measuring else options.tuning.costs,
+            NOMINAL if options.deterministic else tune or options.tuning.costs,
             weights_nbytes=weights_nbytes(self._normal),
             activations_nbytes=activations_nbytes(self._normal),
             budget=options.tune_budget,

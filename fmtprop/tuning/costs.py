@@ -23,7 +23,7 @@ from fmtprop.targets.executable import Provider
 from fmtprop.tuning.identity import describe, describe_reorder, group_of, identity_of, is_timed
 from fmtprop.tuning.measure import Progress
 from fmtprop.tuning.paces import Family, Paces
-from fmtprop.tuning.peaks import keys_of_peaks, nominal_peaks, peaks
+from fmtprop.tuning.peaks import are_measured, keys_of_peaks, nominal_peaks, peaks
 from fmtprop.tuning.roofline import ModelCosts
 from fmtprop.tuning.tuner import Group, Tuner
 
@@ -32,6 +32,10 @@ TUNES = ("auto", "model", "measure", "remeasure")
 
 #: modelled costs by figures that are not measured: the same in every process
 NOMINAL = "nominal"
+
+#: modelled costs by the figures of this machine that are known, nominal ones where it was never measured: for choices
+#: that decide little, and must be quick
+KNOWN = "known"
 
 #: values with which unknown costs are measured
 MEASURING = ("measure", "remeasure")
@@ -99,7 +103,8 @@ def costs_for(
 ) -> TunedCosts:
     """Return the costs for a compilation, with the present number of threads.
 
-    `tune`: ``"nominal"`` measures nothing at all (``deterministic=True``), ``"model"`` only the machine's peaks, once.
+    `tune`: ``"nominal"`` measures nothing at all (``deterministic=True``), nor does ``"known"``, which has the figures
+    that were measured before; ``"model"`` measures only the machine's peaks, once.
     ``"measure"`` measures the figures that the cache lacks. ``"remeasure"`` measures all figures and replaces the
     cache's. ``"auto"`` uses the cache's figures if it has all for a node, and the model otherwise.
     `activations_nbytes`: largest number of bytes of activations that a node reads and writes, if known; together with
@@ -107,21 +112,19 @@ def costs_for(
     nothing. Default: no limit. `progress`: told (done, total) while problems are measured. `store`: figures measured
     before. Default: the user's store. `target`: target of the nodes; its reorders are timed. Default: oneDNN.
     """
-    if tune not in (*TUNES, NOMINAL):
+    if tune not in (*TUNES, NOMINAL, KNOWN):
         raise FmtpropError(f"unknown tune {tune!r}; known: {', '.join(TUNES)}")
     known, target = store if store is not None else Store(), target or OneDnnTarget()
+    if tune == KNOWN and not are_measured(known):
+        tune = NOMINAL
     model, footprint = target.model(), weights_nbytes + (activations_nbytes or 0)
     if model is None and tune == NOMINAL:
         model = ModelCosts(nominal_peaks(), footprint, dnnl.lib().lanes)
-    model = model if model is not None else _roofline(known, footprint)
+    if model is None:
+        model = ModelCosts(peaks(known, 0 if tune == KNOWN else footprint), footprint, dnnl.lib().lanes)
     paces = Paces(None if tune == NOMINAL else known)
-    tune = "model" if tune == NOMINAL else tune
+    tune = "model" if tune in (NOMINAL, KNOWN) else tune
     return TunedCosts(model, known, tune, weights_nbytes, inf if budget is None else budget, progress, target, paces)
-
-
-def _roofline(known: Store, footprint: int) -> ModelCosts:
-    """Return the model of a oneDNN library on this machine."""
-    return ModelCosts(peaks(known, footprint), footprint, dnnl.lib().lanes)
 
 
 class TunedCosts:

@@ -154,14 +154,17 @@ def _figures(store: Store, dtype: DataType, footprints: tuple[int, ...]) -> dict
 
     Without footprints, only arithmetic is.
     """
-    keys, wanted = keys_of_peaks(), {f"flops {dtype}"}
+    keys, wanted, once = keys_of_peaks(), {f"flops {dtype}"}, {"copying", "call", "functions"}
+    once |= {f"moving {n}" for n in MOVED}
     if footprints:
-        wanted |= {"copying", "call", "functions", *(f"moving {n}" for n in MOVED)}
-        wanted |= {f"{kind} {n}" for kind in _BY_FOOTPRINT for n in footprints}
+        wanted |= once | {f"{kind} {n}" for kind in _BY_FOOTPRINT for n in footprints}
     known = {name: value for name, key in keys.items() if (value := store.figure(key)) is not None}
     if wanted <= known.keys():
         return known
-    measured = {name: value for name, value in measure([dtype], footprints).items() if name not in known}
+    types = [dtype] if f"flops {dtype}" not in known else []
+    if once <= known.keys():
+        footprints = tuple(n for n in footprints if any(f"{kind} {n}" not in known for kind in _BY_FOOTPRINT))
+    measured = {name: value for name, value in measure(types, footprints).items() if name not in known}
     plausible = {name: _plausible(name, value) for name, value in measured.items()}
     if plausible == measured:  # otherwise the next compilation tries again
         store.add_figures({keys[name]: value for name, value in measured.items()})
