@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
@@ -33,8 +33,8 @@ class Deferred:
     fresh: bool = False
     #: a bound of the numbers' magnitudes, if it is known without making the tensor
     largest: float | None = None
-    #: the tensor that it is a function of, and an identity of this function
-    source: tuple[Deferred, Hashable] | None = field(default=None, repr=False)
+    #: the constant that it is a function of, and an identity of this function
+    source: tuple[Any, Hashable] | None = field(default=None, repr=False)
     #: whether the memory, which belongs to a module, may be read for as long as the numbers are wanted: no plan needs a
     #: copy. Whoever lends it has the plan made again after a change.
     lent: bool = False

@@ -7,7 +7,7 @@ nodes are ordered, buffered or run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import TypeVar
 
@@ -196,7 +196,6 @@ class OneDnnTarget(Provider):
         known = self._found.setdefault((node.op, node.attrs, _tail(node)), {})
         identity = (usual.impl, tuple(usual.operands), tuple(usual.operands.values()), usual.results)
         if identity not in known:
-            problem = str(usual.handle.pd.problem)
 
             def recipe() -> dnnl.Recipe:
                 natives = self._natives(node, request)
@@ -204,7 +203,11 @@ class OneDnnTarget(Provider):
                 declaration = opdef(node.op)
                 primitives = filter(None, (declaration.primitive, *declaration.equivalents))
                 lowerings = (_lower(node, primitive, *natives) for primitive in primitives)
-                return next(one.pd.recipe for one in lowerings if one is not None and str(one.pd.problem) == problem)
+                others = [one.pd.recipe for one in lowerings if one is not None]
+                # the same implementation may have been found by a request for other formats, which the problem has
+                given: dnnl.Recipe = usual.handle.pd.recipe
+                same = _without_formats(given.problem)
+                return given._replace(attr=next(one.attr for one in others if _without_formats(one.problem) == same))
 
             known[identity] = replace(usual, handle=replace(usual.handle, pd=usual.handle.pd.remade(recipe)))
         return known[identity]
@@ -364,6 +367,12 @@ def _lower(
 ) -> Lowering | None:
     """Return the primitive's descriptors for a request; None if it or oneDNN declines."""
     return _unless_declined(lambda: primitive(node.attrs, natives, attr))
+
+
+def _without_formats(problem: dnnl.Problem) -> tuple[object, ...]:
+    """Return what a problem is, whatever its formats are."""
+    values = (getattr(problem, one.name) for one in fields(problem))
+    return type(problem), *(value.dims if isinstance(value, dnnl.NativeDesc) else value for value in values)
 
 
 def _unless_declined(make: Callable[[], _T | None]) -> _T | None:

@@ -14,6 +14,7 @@ from onnx.reference import ReferenceEvaluator
 import fmtprop as fp
 from fmtprop.jit.kernel import takes
 from fmtprop.layout import DataType
+from fmtprop.ops import quantization
 
 RNG = np.random.default_rng(0)
 
@@ -295,3 +296,37 @@ def test_a_quantised_lstm_reads_the_weights_of_its_input_once_and_is_a_step_wher
     if takes(DataType.BF16):
         (narrow,) = fp.onnx.InferenceSession(made, confirm=False, dtype="bf16").run(None, inputs)
         assert np.abs(narrow - got).max() < 0.03  # the state and its codes are as in f32
+
+
+def test_weights_are_not_decoded_to_learn_sizes_and_packed_once_for_all_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    depth, outputs = 96, 128
+    weights = integers(np.int8, depth, outputs)
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+        helper.make_node("MatMulInteger", ["q", "w", "zero"], ["sums"]),
+        helper.make_node("Cast", ["sums"], ["real"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["real", "scale"], ["y"]),
+    ]
+    made = model(nodes, {"x": np.zeros((1, depth), np.float32)}, {"w": weights}, y=TensorProto.FLOAT)
+    made.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "rows"
+    session = fp.onnx.InferenceSession(made, tune="model", confirm=False)
+    decoded: list[int] = []
+    usual = quantization.reference_dequantize  # of calls while the file is traced
+
+    def counted(attrs: Any, given: Any) -> Any:
+        decoded.append(given["src"].numel())
+        return usual(attrs, given)
+
+    monkeypatch.setattr(quantization, "reference_dequantize", counted)
+    for rows in (24, 40, 56):
+        x = RNG.standard_normal((rows, depth)).astype(np.float32)
+        (y,) = session.run(None, {"x": x})
+        low, high = min(x.min(), 0), max(x.max(), 0)
+        scale = np.float32(high - low) / np.float32(255)
+        zero = np.clip(np.rint(-low / scale), 0, 255)
+        numbers = np.clip(np.rint(x / scale) + zero, 0, 255)
+        np.testing.assert_allclose(y, (numbers - zero) @ weights.astype(np.float64) * scale, rtol=1e-4, atol=1e-3)
+    plans = [net.plan for net in session._plans.values()]
+    kept = [{one.data_ptr() for one in plan.constants if one.nbytes >= depth * outputs} for plan in plans]
+    assert kept[1] and kept[1] <= kept[2], "packed once for all shapes"
+    assert not [size for size in decoded if size >= depth * outputs]

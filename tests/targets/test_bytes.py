@@ -354,3 +354,24 @@ def test_known_bad_depthwise_convolution_with_a_part_of_a_vector(channels, tail,
     formats["post_op_0"] = MemoryDesc(tail)
     assert ("part of a vector" in str(known_bad((3, 2, 0), node, formats, "jit_uni_int8:avx2"))) == is_bad
     assert known_bad((3, 2, 0), node, formats, "jit_dw:avx2") is None
+
+
+def test_layers_that_differ_in_scales_alone_are_asked_about_in_any_formats():
+    """One layer's request may leave formats open that another's gives: an implementation is found by both."""
+    types = {"src": TensorType((40, 96)), "weights": TensorType((96, 128))}
+    first, second = (
+        node_of("matmul", MatMul(), types).with_(
+            grids={"src": Grid((1.0,), 0, 255), "weights": Grid((scale,), -128, 127)}
+        )
+        for scale in (0.5, 0.25)
+    )
+    target, opened = OneDnnTarget(), free_request(first, types)
+    given = {**opened, **{name: MemoryDesc(type_.dims, type_.dtype) for name, type_ in types.items()}}
+    assert all(desc.kind == "any" for desc in opened.values())
+    count = 0
+    for node, request in ((first, opened), (second, given), (second, opened), (first, given)):
+        for candidate in target.candidates(node, request):
+            formatted = node.with_(descs=candidate.results, choice=candidate.choice("test"))
+            assert check_node(formatted) is None, candidate
+            count += 1
+    assert count > 4

@@ -22,6 +22,10 @@ from fmtprop.onnx.model.modes import CallMode
 from fmtprop.ops.pytorch import OpOverload, below_autograd
 from fmtprop.ops.without_data import result_of, row_major
 
+#: numbers of weights from which they are not computed from their bytes here, for each shape of a model anew: no sizes
+#: and no indices come from so many
+_LARGE_SIZE = 1 << 12
+
 
 @dataclass(slots=True, eq=False)
 class Recorded:
@@ -112,8 +116,10 @@ class Recording:
 
     def add(self, target: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Make a call of an overload, and record it."""
-        kwargs = dict(kwargs)
-        result = result_of(target, row_major(target, args), row_major(target, kwargs))
+        kwargs, known = dict(kwargs), args
+        if target is torch.ops.fmtprop.dequantize.default and args[0].numel() >= _LARGE_SIZE:
+            known = torch.empty(args[0].shape, dtype=args[0].dtype, device="meta"), *args[1:]
+        result = result_of(target, row_major(target, known), row_major(target, kwargs))
         if not isinstance(result, torch.Tensor | list | tuple):  # numbers of a constant
             return result
         found = self.traced(result)

@@ -192,7 +192,8 @@ def _dequantize_constant(graph: Graph, node: Node, source: Value) -> None:
     def make() -> torch.Tensor:
         return evaluate_node(node, {"src": materialise(data, type_), **tensors})[0].contiguous()
 
-    later = Deferred(real, MemoryDesc(real.dims, real.dtype).strides, make, fresh=True, largest=_largest(grid))
+    strides, source_of = MemoryDesc(real.dims, real.dtype).strides, (data, ("dequantised", grid))
+    later = Deferred(real, strides, make, fresh=True, largest=_largest(grid), source=source_of)
     held = make() if real.nbytes <= SMALL_NBYTES else later
     bypass(graph, node, [new_constant(graph, held, node, node.origin, grid)])
 

@@ -57,7 +57,7 @@ class RecogniseCodes(NodePass):
     """
 
     def _visit(self, graph: Graph, node: Node) -> None:
-        if not _may_read_codes(graph, node):
+        if not _may_read_codes(graph, node) or _is_fixed(graph, graph.inputs(node.name)["src"]):
             return
         matrix = graph.inputs(node.name)["weights"]
         way = _Way.to(graph, matrix)
@@ -93,6 +93,12 @@ def _may_read_codes(graph: Graph, node: Node, matrix: Value | None = None) -> bo
     return matrix in (None, inputs["weights"]) and not isinstance(
         shown(graph, inputs["src"]).attrs, Dequantize | FakeQuantize
     )
+
+
+def _is_fixed(graph: Graph, value: Value) -> bool:
+    """Return whether a value depends on no input: a product of it is a constant, such as the sums of a zero point."""
+    names = {value.node, *graph.ancestors(value.node)}
+    return not any(graph.node(name).op == "input" for name in names)
 
 
 class _Way:
