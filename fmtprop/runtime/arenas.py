@@ -6,6 +6,7 @@ import threading
 from weakref import WeakSet
 
 from fmtprop.system.locks import ProcessLock
+from fmtprop.system.machine import has_address_limit
 from fmtprop.targets.memory import HugePages
 
 #: addresses that an arena reserves over the bytes of its first plan, where plans for other shapes follow: those whose
@@ -62,7 +63,9 @@ class Arenas:
         return arena
 
     def _new(self, nbytes: int) -> Arena:
+        if self._growth == 1 or has_address_limit():
+            return Arena(nbytes)
         try:
             return Arena(nbytes * self._growth)
-        except (OSError, ValueError, OverflowError):  # a limit of addresses (ulimit -v), or of what the system promises
+        except (OSError, ValueError, OverflowError):  # more than the system promises
             return Arena(nbytes)

@@ -79,7 +79,11 @@ def memory_nbytes(limits: Sequence[Path] = _MEMORY_LIMITS) -> int:
             sizes.append(int(file.read_text(encoding="ascii")))
         except (OSError, ValueError):  # "max"
             continue
-    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if allowed != resource.RLIM_INFINITY:
-        sizes.append(allowed)
+    if has_address_limit():
+        sizes.append(resource.getrlimit(resource.RLIMIT_AS)[0])
     return min(sizes)
+
+
+def has_address_limit() -> bool:
+    """Return whether addresses without memory count for this process, too (``ulimit -v``)."""
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
