@@ -48,7 +48,7 @@ class Context:
     """
 
     def __init__(self, plan: Plan, arena: Arena, *, flushes: bool = True) -> None:
-        self.plan, self.arena = plan, arena
+        self.plan, self.arena, self.lock = plan, arena, arena.lock
         self.is_open = True
         self._flushes = flushes
         self._stream = OwnStream()

@@ -84,7 +84,7 @@ class Executor:
         def give_back() -> None:
             context.clear()
             runner.contexts.append(context)
-            context.arena.lock.release()
+            context.lock.release()
 
         return context, give_back
 
@@ -139,7 +139,7 @@ class Executor:
             runner.contexts.remove(context)  # it has tensors of a run that did not end
             raise
         finally:
-            context.arena.lock.release()
+            context.lock.release()
 
     def _stepwise(
         self, inputs: Sequence[object], limit: float, see: Callable[[Step, Place], None] | None = None
@@ -159,7 +159,7 @@ class Executor:
             runner.contexts.remove(context)
             raise
         finally:
-            context.arena.lock.release()
+            context.lock.release()
 
     def _runner(self, threads: int) -> _Runner:
         with self._planning.current:
@@ -204,10 +204,10 @@ class _Runner:
     def take(self) -> Context:
         """Return a context with the lock of its arena."""
         for context in self.contexts:
-            if context.arena.lock.acquire(blocking=False):
+            if context.lock.acquire(False):
                 if context.is_open:
                     return context
-                context.arena.lock.release()
+                context.lock.release()
         arena = self._arenas.take(self.plan.arena_nbytes)
         for context in self.contexts:
             if context.arena is arena and context.is_open:  # it ended its run meanwhile
@@ -233,9 +233,9 @@ class _Runner:
     def _idle(self) -> Iterator[Context]:
         """Yield the contexts that no run has, each with its arena's lock."""
         for context in list(self.contexts):
-            if context.arena.lock.acquire(blocking=False):
+            if context.lock.acquire(False):
                 try:
                     if context.is_open:
                         yield context
                 finally:
-                    context.arena.lock.release()
+                    context.lock.release()
