@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections import namedtuple
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -17,7 +17,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec,
 from fmtprop.capture.fx_import import import_calls, placeholders
 from fmtprop.capture.torch_call import check_real, parts_of, tensor_type
 from fmtprop.errors import IN_PLACE_REMEDY, ImportModelError
-from fmtprop.ir import Graph, TensorType, Value
+from fmtprop.ir import Graph, Value
 from fmtprop.ir.structure import Slot, describe, is_container
 from fmtprop.ops.host_call import Parts
 from fmtprop.ops.pytorch import tree_unflatten
@@ -26,30 +26,13 @@ from fmtprop.ops.pytorch import tree_unflatten
 _STATE = {OutputKind.BUFFER_MUTATION: "buffer", OutputKind.PARAMETER_MUTATION: "parameter"}
 
 
-class Constant(NamedTuple):
-    """A program's tensor as a graph has it."""
-
-    #: what no tensor with other numbers has
-    key: tuple[Any, ...]
-    type_: TensorType
-    numbers: torch.Tensor
-    #: of its memory, up to its last number
-    nbytes: int
-
-
-def import_program(
-    program: ExportedProgram,
-    name: str,
-    signature: inspect.Signature | None,
-    known: dict[str, Constant] | None = None,
-) -> Graph:
+def import_program(program: ExportedProgram, name: str, signature: inspect.Signature | None) -> Graph:
     """Return the graph of a functional exported program.
 
-    `signature`: signature of the module's ``forward``, if there is a module. `known`: the program's tensors as earlier
-    imports for other sizes read them, to which this one's are added. Raises ImportModelError if the program changes
-    state, or takes or has objects that a graph cannot describe.
+    `signature`: signature of the module's ``forward``, if there is a module. Raises ImportModelError if the program
+    changes state, or takes or has objects that a graph cannot describe.
     """
-    return _Importer(program, name, signature, {} if known is None else known).graph
+    return _Importer(program, name, signature).graph
 
 
 def user_inputs(program: ExportedProgram) -> list[InputSpec]:
@@ -60,11 +43,9 @@ def user_inputs(program: ExportedProgram) -> list[InputSpec]:
 class _Importer:
     """One import: the exported program, the graph under construction, and the value of each placeholder."""
 
-    def __init__(
-        self, program: ExportedProgram, name: str, signature: inspect.Signature | None, known: dict[str, Constant]
-    ) -> None:
+    def __init__(self, program: ExportedProgram, name: str, signature: inspect.Signature | None) -> None:
         self.program = program
-        self.signature, self._known = signature, known
+        self.signature = signature
         self.graph = Graph(name)
         self.values: dict[str, Any] = {}
         self.placeholders = {node.name: node for node in placeholders(program)}
@@ -151,23 +132,22 @@ class _Importer:
             self.values[spec.arg.name] = self._constant(str(spec.target))
 
     def _constant(self, target: str) -> Value | Parts:
-        tensor = self.program.state_dict.get(target, self.program.constants.get(target))
+        program = self.program
+        tensor = program.state_dict.get(target, program.constants.get(target))
         if not isinstance(tensor, torch.Tensor):
             raise ImportModelError(f"constant {target!r} is missing from the exported program, which is incomplete")
-        storage = tensor.untyped_storage()
-        known = self._known.get(target)
-        if storage.nbytes() < (_bytes_reached(tensor) if known is None else known.nbytes):
+        if tensor.untyped_storage().nbytes() < _bytes_reached(tensor):
             raise ImportModelError(
                 f"constant {target!r} has no data: its memory was released; load the program or the module again"
             )
-        if known is None:
-            known = _read(tensor, target)
-            if known.numbers.data_ptr() == tensor.data_ptr():  # a copy would be in memory as long as the program
-                self._known[target] = known
-        if known.key not in self._seen:
+        place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        # the same memory may mean other numbers: negation and conjugation can be a bit of the tensor
+        key = (*place, tensor.is_neg(), tensor.is_conj())
+        if key not in self._seen:
             name = self.graph.fresh_name(target) if target in self.graph else target
-            self._seen[known.key] = self.graph.constant(name, known.type_, known.numbers)
-        return Parts(self._seen[known.key]) if tensor.is_complex() else self._seen[known.key]
+            type_ = tensor_type(tensor, f"constant {target}")
+            self._seen[key] = self.graph.constant(name, type_, parts_of(tensor.detach().resolve_neg()).contiguous())
+        return Parts(self._seen[key]) if tensor.is_complex() else self._seen[key]
 
     def _add_outputs(self, results: Sequence[Any]) -> list[Any]:
         """Add an output for every tensor; return the flat results with slots for the tensors."""
@@ -196,14 +176,6 @@ class _Importer:
         if len(names) != len(args):
             names = [f"arg_{i}" for i in range(len(args))]
         return list(zip(names, args, strict=True)), list(kwargs.items())
-
-
-def _read(tensor: torch.Tensor, target: str) -> Constant:
-    place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
-    # the same memory may mean other numbers: negation and conjugation can be a bit of the tensor
-    key = (*place, tensor.is_neg(), tensor.is_conj())
-    numbers = parts_of(tensor.detach().resolve_neg()).contiguous()
-    return Constant(key, tensor_type(tensor, f"constant {target}"), numbers, _bytes_reached(tensor))
 
 
 def _bytes_reached(tensor: torch.Tensor) -> int:

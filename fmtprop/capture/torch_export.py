@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from fmtprop.capture.examples import check_examples
 from fmtprop.capture.exporting import check_tensors, export, exporting, positional
 from fmtprop.capture.functionalising import functionalised
 from fmtprop.capture.methods import as_module
-from fmtprop.capture.program_import import Constant, import_program, user_inputs
+from fmtprop.capture.program_import import import_program, user_inputs
 from fmtprop.capture.specialise import Sizes, reads_constants, specialised
 from fmtprop.errors import ImportModelError, InputError
 from fmtprop.ir.graph import Graph
@@ -119,8 +119,6 @@ class Exported:
     #: from input, axis and size where a size is 0 or 1 to the program for these. PyTorch exports for sizes from 2 on:
     #: it takes 0 and 1 as numbers in many of its rules, and a branch on them as decided. A given program has none.
     of_small: Callable[[tuple[tuple[int, int, int], ...]], Exported] | None = None
-    #: the program's tensors, as the imports for all sizes have them
-    _constants: dict[str, Constant] = field(default_factory=dict, repr=False, compare=False)
 
     def graph(self, given: Sequence[torch.Tensor]) -> Graph:
         """Import the program for the sizes of some inputs.
@@ -153,7 +151,7 @@ class Exported:
 
     def imported(self, program: ExportedProgram) -> Graph:
         """Import this program, or its specialised form."""
-        graph = import_program(program, self.name, self.signature, self._constants)
+        graph = import_program(program, self.name, self.signature)
         if self.structure:
             graph.structure = nested_alike(self.structure, graph.structure)
         if not graph.output_nodes:

@@ -23,7 +23,6 @@ from fmtprop.capture import from_torch
 from fmtprop.capture.call_import import importers
 from fmtprop.capture.functionalising import functionalised
 from fmtprop.capture.fx_import import origin_of
-from fmtprop.capture.torch_export import from_torch_symbolic
 from fmtprop.errors import GraphError, ImportModelError, InputError
 from fmtprop.ir import OPSET
 from tests.capture.checking import check, compare, run
@@ -561,16 +560,6 @@ def test_weights_without_memory_are_refused_by_name():
     program.state_dict["bias"].untyped_storage().resize_(0)
     with pytest.raises(ImportModelError, match="constant 'bias' has no data: its memory was released"):
         from_torch(program)
-
-
-def test_graphs_of_several_sizes_share_what_was_read_of_weights():
-    batch = torch.export.Dim("batch", min=2, max=8)
-    exported = from_torch_symbolic(nn.Linear(3, 4), (torch.randn(2, 3),), dynamic_shapes=({0: batch},))
-    first, second = (exported.graph([torch.empty(size, 3)]) for size in (2, 5))
-    assert all(first.constants[name] is second.constants[name] for name in ("weight", "bias"))
-    exported.program.state_dict["bias"].untyped_storage().resize_(0)
-    with pytest.raises(ImportModelError, match="constant 'bias' has no data: its memory was released"):
-        exported.graph([torch.empty(6, 3)])
 
 
 def test_dynamic_shapes_are_refused_by_name():
