@@ -82,7 +82,7 @@ class Remembered:
 
 def _key(graph: Graph, options: Options) -> str | None:
     """Return the key of a graph's choices, but for figures; None where they are not remembered."""
-    if options.policy != OPTIMAL or options.pin or options.is_lazy or options.tuning.is_patient:
+    if options.policy != OPTIMAL or options.pin or options.tuning.is_patient:
         return None
     try:
         return key_of_graph(graph, options)

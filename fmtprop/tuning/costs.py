@@ -104,9 +104,10 @@ def costs_for(
     """Return the costs for a compilation, with the present number of threads.
 
     `tune`: ``"nominal"`` measures nothing at all (``deterministic=True``), nor does ``"known"``, which has the figures
-    that were measured before; ``"model"`` measures only the machine's peaks, once.
-    ``"measure"`` measures the figures that the cache lacks. ``"remeasure"`` measures all figures and replaces the
-    cache's. ``"auto"`` uses the cache's figures if it has all for a node, and the model otherwise.
+    that were measured before (arithmetic of a type other than f32 is measured when it is first asked for).
+    ``"model"`` measures only the machine's peaks, once. ``"measure"`` measures the figures that the cache lacks.
+    ``"remeasure"`` measures all figures and replaces the cache's. ``"auto"`` uses the cache's figures if it has all for
+    a node, and the model otherwise.
     `activations_nbytes`: largest number of bytes of activations that a node reads and writes, if known; together with
     that of weights, it decides from which level of memory weights come. `budget`: seconds for measuring; 0 to measure
     nothing. Default: no limit. `progress`: told (done, total) while problems are measured. `store`: figures measured
@@ -118,10 +119,9 @@ def costs_for(
     if tune == KNOWN and not are_measured(known):
         tune = NOMINAL
     model, footprint = target.model(), weights_nbytes + (activations_nbytes or 0)
-    if model is None and tune == NOMINAL:
-        model = ModelCosts(nominal_peaks(), footprint, dnnl.lib().lanes)
     if model is None:
-        model = ModelCosts(peaks(known, 0 if tune == KNOWN else footprint), footprint, dnnl.lib().lanes)
+        figures = nominal_peaks() if tune == NOMINAL else peaks(known, 0 if tune == KNOWN else footprint)
+        model = ModelCosts(figures, footprint, dnnl.lib().lanes)
     paces = Paces(None if tune == NOMINAL else known)
     tune = "model" if tune in (NOMINAL, KNOWN) else tune
     return TunedCosts(model, known, tune, weights_nbytes, inf if budget is None else budget, progress, target, paces)

@@ -78,6 +78,10 @@ _NOMINAL_READERS, _NOMINAL_STREAMING, _NOMINAL_CALL_SECONDS = 8, 1.4, 1e-6
 _TYPES = (DataType.F32, DataType.BF16, DataType.F16, DataType.U8)
 
 
+#: figures that are measured with the first footprint
+_ONCE = frozenset({"copying", "call", "functions", *(f"moving {n}" for n in MOVED)})
+
+
 @dataclass(frozen=True)
 class Peaks:
     """Peaks of this machine with the current number of threads."""
@@ -154,15 +158,14 @@ def _figures(store: Store, dtype: DataType, footprints: tuple[int, ...]) -> dict
 
     Without footprints, only arithmetic is.
     """
-    keys, wanted, once = keys_of_peaks(), {f"flops {dtype}"}, {"copying", "call", "functions"}
-    once |= {f"moving {n}" for n in MOVED}
+    keys, wanted = keys_of_peaks(), {f"flops {dtype}"}
     if footprints:
-        wanted |= once | {f"{kind} {n}" for kind in _BY_FOOTPRINT for n in footprints}
+        wanted |= _ONCE | {f"{kind} {n}" for kind in _BY_FOOTPRINT for n in footprints}
     known = {name: value for name, key in keys.items() if (value := store.figure(key)) is not None}
     if wanted <= known.keys():
         return known
     types = [dtype] if f"flops {dtype}" not in known else []
-    if once <= known.keys():
+    if known.keys() >= _ONCE:
         footprints = tuple(n for n in footprints if any(f"{kind} {n}" not in known for kind in _BY_FOOTPRINT))
     measured = {name: value for name, value in measure(types, footprints).items() if name not in known}
     plausible = {name: _plausible(name, value) for name, value in measured.items()}
@@ -198,8 +201,8 @@ def _falling(figures: Mapping[int, float | None]) -> dict[int, float]:
 
 
 def are_measured(store: Store) -> bool:
-    """Return whether a store has this machine's peaks, but for reading footprints that no model has had."""
-    names = "copying", "call", f"flops {DataType.F32}"
+    """Return whether a store has this machine's peaks, but for larger footprints and for other types than f32."""
+    names = [*_ONCE, f"flops {DataType.F32}", *(f"{kind} {FOOTPRINTS[0]}" for kind in _BY_FOOTPRINT)]
     return all(store.figure(key_of({"peak": name})) is not None for name in names)
 
 

@@ -15,6 +15,7 @@ import fmtprop as fp
 from fmtprop.jit.kernel import takes
 from fmtprop.layout import DataType
 from fmtprop.ops import quantization
+from fmtprop.runtime.plan import Home
 
 RNG = np.random.default_rng(0)
 
@@ -326,7 +327,15 @@ def test_weights_are_not_decoded_to_learn_sizes_and_packed_once_for_all_shapes(m
         zero = np.clip(np.rint(-low / scale), 0, 255)
         numbers = np.clip(np.rint(x / scale) + zero, 0, 255)
         np.testing.assert_allclose(y, (numbers - zero) @ weights.astype(np.float64) * scale, rtol=1e-4, atol=1e-3)
-    plans = [net.plan for net in session._plans.values()]
-    kept = [{one.data_ptr() for one in plan.constants if one.nbytes >= depth * outputs} for plan in plans]
-    assert kept[1] and kept[1] <= kept[2], "packed once for all shapes"
+    kept: list[dict[Any, int]] = []
+    for net in session._plans.values():
+        read = {access for step in net.plan.steps for access in step.operands.values()}
+        buffers = {access.desc: net.plan.buffers[access.buffer] for access in read}
+        kept.append({
+            desc: net.plan.constants[buffer.index].data_ptr()
+            for desc, buffer in buffers.items()
+            if buffer.home is Home.CONSTANT and desc.nbytes >= depth * outputs
+        })  # fmt: skip
+    assert all(kept)
+    assert all(kept[2][desc] == kept[1][desc] for desc in kept[1].keys() & kept[2].keys()), "packed once"
     assert not [size for size in decoded if size >= depth * outputs]

@@ -22,8 +22,8 @@ from fmtprop.onnx.model.modes import CallMode
 from fmtprop.ops.pytorch import OpOverload, below_autograd
 from fmtprop.ops.without_data import result_of, row_major
 
-#: numbers of weights from which they are not computed from their bytes here, for each shape of a model anew: no sizes
-#: and no indices come from so many
+#: a dequantised constant of at least so many numbers is taken for weights: its numbers are not computed while a file is
+#: traced, which happens for each shape. Those that decide what is traced (sizes, indices, scales) are fewer
 _LARGE_SIZE = 1 << 12
 
 

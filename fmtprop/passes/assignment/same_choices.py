@@ -324,24 +324,36 @@ class _Transfer(Assignment):
         # some implementations take only the formats of results, of weights, or of all that they choose themselves
         given_parameters = (written, free) if parameters else ()
         chosen = {name: unspecified(desc) for name, desc in given.items()} | free
-        requests = [{**parameters, **written}, {**parameters, **free}, chosen, *given_parameters]
-        repacked, known = None, min(self.requests.get(node.name, 0), len(requests) - 1)
-        # each descriptor takes a third of a millisecond: what was right for another shape is asked for first
-        for place in (known, *(k for k in (0, 1, 3, 4, 2) if k != known and k < len(requests))):
-            asked = requests[place]
-            if repacked is not None and asked is not written:
-                continue  # it takes these results: at most, it takes these parameters, too
+        requests = [{**parameters, **written}, {**parameters, **free}, *given_parameters, chosen]
+
+        def found(asked: Request) -> tuple[Candidate | None, Candidate | None]:
+            """Return the implementation in the given formats, else one with parameters in others."""
+            other = None
             for candidate in target.named(node, {**given, **asked}, choice):
                 if candidate.results != wanted:
                     continue
                 # a target's format never includes the beginning of a slice
                 others = {n for n, desc in given.items() if candidate.operands[n] not in (desc, desc.at_start())}
                 if not others:
-                    self.requests[node.name] = place
-                    return replace(candidate, operands=dict(given))
-                if others <= parameters.keys() and repacked is None:
+                    return replace(candidate, operands=dict(given)), None
+                if others <= parameters.keys() and other is None:
                     read = {name: candidate.operands[name] for name in others}
-                    repacked = replace(candidate, operands={**given, **read})
+                    other = replace(candidate, operands={**given, **read})
+            return None, other
+
+        # a descriptor takes a third of a millisecond: what was right for another shape is asked for first
+        place = self.requests.get(node.name, 0)
+        if 0 < place < len(requests) and (same := found(requests[place])[0]) is not None:
+            return same
+        repacked = None
+        for place, asked in enumerate(requests):
+            if repacked is not None and asked is not written:
+                continue  # it takes these results: at most, it takes these parameters, too
+            same, other = found(asked)
+            if same is not None:
+                self.requests[node.name] = place
+                return same
+            repacked = repacked or other
         return repacked
 
     def _in_place(self, node: Node, tensors: Mapping[str, Placed]) -> Candidate | None:

@@ -192,8 +192,8 @@ def _dequantize_constant(graph: Graph, node: Node, source: Value) -> None:
     def make() -> torch.Tensor:
         return evaluate_node(node, {"src": materialise(data, type_), **tensors})[0].contiguous()
 
-    strides, source_of = MemoryDesc(real.dims, real.dtype).strides, (data, ("dequantised", grid))
-    later = Deferred(real, strides, make, fresh=True, largest=_largest(grid), source=source_of)
+    strides, same = MemoryDesc(real.dims, real.dtype).strides, ("dequantised", grid)
+    later = Deferred(real, strides, make, fresh=True, largest=_largest(grid), source=(data, same))
     held = make() if real.nbytes <= SMALL_NBYTES else later
     bypass(graph, node, [new_constant(graph, held, node, node.origin, grid)])
 
