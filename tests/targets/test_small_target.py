@@ -198,7 +198,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("policy", ["optimal", "propagate", "plain"])
 def test_a_model_is_compiled_for_it_run_and_reported(graph: Graph, policy: str) -> None:
-    net = fp.compile(graph, target="small", policy=policy, verify="full")
+    net = fp.compile(graph, target="small", policy=policy, verify="full", tune="model", confirm=False)
     x, y = torch.randn(DIMS), torch.randn(DIMS)
     torch.testing.assert_close(net(x, y), expected(x, y))
     report = net.report(repeats=1)
