@@ -8,10 +8,12 @@ from fmtprop.jit.arguments import CHUNK_NBYTES
 from fmtprop.jit.average import AverageBytesKernel
 from fmtprop.jit.bag import BagKernel
 from fmtprop.jit.batch_norms import BatchNormKernel
+from fmtprop.jit.byte_products import ByteProductsKernel
 from fmtprop.jit.calls import Call, CallList
 from fmtprop.jit.combine import CombineKernel
 from fmtprop.jit.denormals import flushed
 from fmtprop.jit.depthwise import DepthwiseKernel
+from fmtprop.jit.dequantize import DequantizeKernel
 from fmtprop.jit.ends import Quantized, Rounding
 from fmtprop.jit.gather import GatherKernel
 from fmtprop.jit.gather_nbits import GatherNBitsKernel
@@ -44,11 +46,13 @@ __all__ = [
     "BagKernel",
     "BatchNormKernel",
     "BroadcastKernel",
+    "ByteProductsKernel",
     "Call",
     "CallList",
     "CombineKernel",
     "DecodeKernel",
     "DepthwiseKernel",
+    "DequantizeKernel",
     "EltwiseKernel",
     "FoldKernel",
     "GatherKernel",

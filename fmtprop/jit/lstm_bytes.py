@@ -4,7 +4,8 @@ In a step, the state is rounded, 16 states at a time get the sums of their four 
 behind these. What would be a dozen short steps of a plan takes longer than the products.
 
 Weights have blocks of 16 rows, with four neighbouring numbers of each side by side. AVX-512 VNNI multiplies them as
-bytes; AVX2 widens them to 16 bits, since its products of bytes saturate.
+bytes. The products of AVX2 are added in pairs of 16 bits, which have no room for two of 8 bits; so codes are split in
+their last bits and the others.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class LstmBytesArguments(Arguments):
         ),
         *((name, c_int64) for name in ("src_first", "src_step", "src_row", "dst_first", "dst_step", "dst_row")),
         *((name, FloatVector) for name in ("divisor", "least", "one", "low", "high")),
-        *((name, BitVector) for name in ("magnitude", "bytes", "half")),
+        *((name, BitVector) for name in ("magnitude", "bytes", "half", "upper", "last", "once", "twice")),
     )
 
 
@@ -90,7 +91,7 @@ class LstmBytesKernel(StandaloneKernel):
         """Return the kernel with arguments; its tensors are set later. It has one thread: steps are short."""
         count = self.rows * self.states
         vectors = count // self.machine.lanes
-        codes, range_ = (c_byte * count)(), (c_float * 2)()
+        codes, range_ = (c_byte * (2 * count))(), (c_float * 2)()
         last = self.times - 1 if self.reverse else 0
         way = -1 if self.reverse else 1
         arguments = LstmBytesArguments(
@@ -119,5 +120,9 @@ class LstmBytesKernel(StandaloneKernel):
             magnitude=BitVector(*[0x7FFFFFFF] * 16),
             bytes=BitVector(*[0x0C080400] * 16),
             half=BitVector(*[0x7FFF] * 16),
+            upper=BitVector(*[0x7F7F7F7F] * 16),
+            last=BitVector(*[0x01010101] * 16),
+            once=BitVector(*[0x00010001] * 16),
+            twice=BitVector(*[0x00020002] * 16),
         )
         return StandaloneWork(self.kernel, arguments, 1, keep=(codes, range_))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from iced_x86 import MemoryOperand, Register
+from iced_x86 import Code, Instruction, MemoryOperand, Register
 
 from fmtprop.jit.arguments import UNROLLED
 from fmtprop.jit.assembler import at
 from fmtprop.jit.functions import sigmoid, tanh
-from fmtprop.jit.isa import Isa
+from fmtprop.jit.isa import AVX2, Isa
 from fmtprop.jit.lstm_bytes import BLOCK, DEPTH, GATES, LstmBytesArguments
 from fmtprop.jit.program import THREAD, THREADS, with_table
 from fmtprop.jit.quantize_rows_program import OFFSET, QuantizedRows
@@ -92,6 +92,8 @@ class _LstmBytes(QuantizedRows):
         self.move(_FROM, self.argument("dst_h"))
         self.move(_TO, self.argument("codes"))
         self.round("u8", multiplies=False)
+        if self.isa is AVX2:
+            self._split_codes()
 
     def _blocks(self) -> None:
         """Compute a step, block by block: the weights of one are read once for all sequences."""
@@ -126,7 +128,7 @@ class _LstmBytes(QuantizedRows):
         if self.isa.nbytes == 64:
             self._multiply(count)
         else:
-            self._multiply_words(part)
+            self._multiply_split(part)
         self.emit("LEA_R64_M", _SUM, at(Register.RSP, _SUMS))
         self.load_numbers(self._constants)
         self.immediate("MOV_RM64_IMM32", _LEFT, count)
@@ -167,28 +169,52 @@ class _LstmBytes(QuantizedRows):
     def _sum(self, chain: int, row: int, gate: int) -> int:
         return self.register(_FIRST + (chain + row) * GATES + gate)
 
-    def _multiply_words(self, part: int) -> None:
-        """Write the sums of one sequence's gates: products of 16 bits, whose sums are in pairs."""
-        words, codes = self.register(0), self.register(1)
-        sums = [[self.register(_LOADED + 2 * gate + half) for half in range(2)] for gate in range(GATES)]
-        for one in (half for gate in sums for half in gate):
+    def _multiply_split(self, part: int) -> None:
+        """Write the sums of one sequence's gates: the upper bits of codes twice, and their last bits.
+
+        A pair of products has 16 bits then, also after the last bits of a turn were added.
+        """
+        upper, last, words, once, twice = (self.register(number) for number in range(5))
+        sums, lasts = ([self.register(first + gate) for gate in range(GATES)] for first in (_FIRST, _FIRST + GATES))
+        for one in sums:
             self.zero(one)
+        for one, name in ((once, "once"), (twice, "twice")):
+            self.v("VMOVUPS", one, self.argument(name))
         self.immediate("MOV_RM64_IMM32", _LEFT, self._states // (DEPTH * UNROLLED))
         with self.repeat(_LEFT, _LEFT):
             for unit in range(UNROLLED):
-                self.emit("VEX_VPBROADCASTD_XMM_XMMM32", Register.XMM1, at(_CODES, unit * DEPTH))
-                self.v("VPMOVZXBW", codes, Register.XMM1)
+                for one, array in ((upper, 0), (last, 1)):
+                    self.v("VPBROADCASTD", one, at(_CODES, array * self._rows * self._states + unit * DEPTH))
                 for gate in range(GATES):
-                    for half, one in enumerate(sums[gate]):
-                        self.v("VPMOVSXBW", words, self._weights(gate, unit, (2 * part + half) * 16))
-                        self.v("VPMADDWD", words, words, codes)
-                        self.v("VPADDD", one, one, words)
+                    weights = self._weights(gate, unit, part * self.isa.nbytes)
+                    self.v("VPMADDUBSW", words, upper, weights)
+                    self.v("VPMADDWD", words, words, twice)
+                    self.v("VPADDD", sums[gate], sums[gate], words)
+                    self.v("VPMADDUBSW", words if unit else lasts[gate], last, weights)
+                    if unit:
+                        self.v("VPADDW", lasts[gate], lasts[gate], words)
+            for one, of_last in zip(sums, lasts, strict=True):
+                self.v("VPMADDWD", words, of_last, once)
+                self.v("VPADDD", one, one, words)
             self.advance(UNROLLED * DEPTH * BLOCK, _PLACE)
             self.advance(UNROLLED * DEPTH, _CODES)
-        for gate, (low, high) in enumerate(sums):
-            self.v("VPHADDD", low, low, high)
-            self.v("VPERMPD", low, low, immediate=0b11011000)
-            self.v("VMOVUPS <", at(Register.RSP, _SUMS + gate * self.isa.nbytes), low)
+        for gate, one in enumerate(sums):
+            self.v("VMOVUPS <", at(Register.RSP, _SUMS + gate * self.isa.nbytes), one)
+
+    def _split_codes(self) -> None:
+        """Write the codes' last bits behind them, and leave their other bits."""
+        self.move(_CODES, self.argument("codes"))
+        count = self._rows * self._states
+        self.immediate("MOV_RM64_IMM32", _LEFT, count // BLOCK)
+        with self.repeat(_LEFT, _LEFT):
+            x, y = Register.XMM0, Register.XMM1
+            self.emit("VEX_VMOVUPS_XMM_XMMM128", x, at(_CODES))
+            self._add(Instruction.create_reg_reg_u32(Code.VEX_VPSRLD_XMM_XMM_IMM8, y, x, 1))
+            self.emit("VEX_VPAND_XMM_XMM_XMMM128", y, y, self.argument("upper"))
+            self.emit("VEX_VPAND_XMM_XMM_XMMM128", x, x, self.argument("last"))
+            self.emit("VEX_VMOVUPS_XMMM128_XMM", at(_CODES), y)
+            self.emit("VEX_VMOVUPS_XMMM128_XMM", at(_CODES, count), x)
+            self.advance(BLOCK, _CODES)
 
     def _weights(self, gate: int, unit: int, nbytes: int = 0) -> MemoryOperand:
         return at(_PLACE, gate * self._states**2 + unit * DEPTH * BLOCK + nbytes)

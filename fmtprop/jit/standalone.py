@@ -28,6 +28,7 @@ _TENSORS = frozenset(
         "table",
         "scales",
         "zero_points",
+        "zero_point",
         "indices",
         "offsets",
         "factors",

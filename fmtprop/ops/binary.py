@@ -147,9 +147,10 @@ def _scalar_first(alg: str, c: float, alpha: float) -> Eltwise | None:
 
 def _eltwise(call: Call, value: Value, function: Eltwise | None) -> Value | None:
     result, type_ = call.results[0], call.type(value)
-    if function is None or type_.dtype is not result.dtype or not is_native(type_):
+    dims = type_.dims or (1,)
+    if function is None or type_.dtype is not result.dtype or not is_native(type_.with_dims(dims)):
         return None
-    return reshaped(call, call.emit("eltwise", {"src": value}, function), result.dims)
+    return reshaped(call, call.emit("eltwise", {"src": reshaped(call, value, dims)}, function), result.dims)
 
 
 def _aligned(call: Call, value: Value, ndim: int) -> Value:
@@ -160,29 +161,30 @@ def _aligned(call: Call, value: Value, ndim: int) -> Value:
 def _tensors(call: Call, alg: str, a: Value, b: Value, alpha: float) -> Value | None:
     """Import ``a alg alpha * b`` for two tensors; oneDNN's fast code broadcasts only the second one."""
     result = call.results[0]
+    dims = result.dims or (1,)  # of two scalars, a vector of one number
     types = call.type(a), call.type(b)
-    if not is_native(result):
+    if not is_native(result.with_dims(dims)):
         return None
     if any(t.dtype not in NATIVE_FLOATS for t in types):
         return decompressed(call, alg, a, b)
     if promoted(*types) != result.dtype:
         return None
-    if alpha != 1 and types[0] == types[1]:
+    if alpha != 1 and types[0] == types[1] and result.dims:
         return call.emit("sum", {"src_0": a, "src_1": b}, Sum((1.0, alpha if alg == "add" else -alpha)))
-    a, b = _aligned(call, a, result.ndim), _aligned(call, b, result.ndim)
-    whole = [call.type(value).dims == result.dims for value in (a, b)]
+    a, b = _aligned(call, a, len(dims)), _aligned(call, b, len(dims))
+    whole = [call.type(value).dims == dims for value in (a, b)]
     if not any(whole):
         # An outer product: oneDNN has only its slow reference for it, PyTorch has fast code.
         return None
     if alpha != 1:
         b = call.emit("eltwise", {"src": b}, Eltwise("linear", alpha))
-    if whole[0]:
-        return call.emit("binary", {"src_0": a, "src_1": b}, Binary(alg))
-    # Only the first operand broadcasts: exchange the operands, inverting the second if necessary.
-    if alg not in COMMUTATIVE:
-        b = call.emit("eltwise", {"src": b}, Eltwise("linear", -1.0) if alg == "sub" else Eltwise("pow", 1.0, -1.0))
-        alg = {"sub": "add", "div": "mul"}[alg]
-    return call.emit("binary", {"src_0": b, "src_1": a}, Binary(alg))
+    if not whole[0]:
+        # Only the first operand broadcasts: exchange the operands, inverting the second if necessary.
+        if alg not in COMMUTATIVE:
+            b = call.emit("eltwise", {"src": b}, Eltwise("linear", -1.0) if alg == "sub" else Eltwise("pow", 1.0, -1.0))
+            alg = {"sub": "add", "div": "mul"}[alg]
+        a, b = b, a
+    return reshaped(call, call.emit("binary", {"src_0": a, "src_1": b}, Binary(alg)), result.dims)
 
 
 def _binary(alg: str, first: str = "self", second: str = "other") -> Importer:

@@ -8,10 +8,11 @@ from typing import ClassVar
 
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import opdef
-from fmtprop.jit import StandaloneKernel
+from fmtprop.jit import ByteProductsKernel, StandaloneKernel
 from fmtprop.ops.embedding_bag import DISORDERED, OUTSIDE
 from fmtprop.targets.bound import Bound, OwnStream, Place, failed
 from fmtprop.targets.executable import Executable, Implementation, Provider
+from fmtprop.targets.scaling import scaling_of, stored_of
 
 #: who executes, in choices and reports
 JIT = "jit"
@@ -77,5 +78,8 @@ class _KernelExecutable(Executable):
         work = self._kernel.work(self._threads)
         for name, place in places.items():
             place.memory.follow(work.point[name], place.desc.offset0 * place.desc.dtype.nbytes)
+        keep: list[object] = [work]
+        if isinstance(self._kernel, ByteProductsKernel):  # layers that differ in the scales of weights share it
+            keep.append(self._kernel.scale(work, scaling_of(node, stored_of(node)).scales["weights"]))
         refusals = [failed(node, JIT, error) for error in _REFUSALS]
-        return Bound(work.calls, keep=[work], failure=lambda status: refusals[status - 1])
+        return Bound(work.calls, keep=keep, failure=lambda status: refusals[status - 1])

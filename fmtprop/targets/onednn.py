@@ -36,7 +36,7 @@ _CALL_SECONDS, _BYTES_PER_SECOND = 2e-6, 1e10
 _IMPLEMENTATIONS = 3
 
 #: what kernels of our own do with bytes
-_BY_KERNELS = (Bytes.COMBINED, Bytes.TABULATED, Bytes.CONVERTED, Bytes.NORMALIZED)
+_BY_KERNELS = (Bytes.COMBINED, Bytes.TABULATED, Bytes.CONVERTED, Bytes.NORMALIZED, Bytes.MULTIPLIED)
 
 #: statuses by which oneDNN declines, as opposed to failing
 _DECLINED = frozenset({"unimplemented", "invalid_arguments"})
@@ -440,7 +440,8 @@ def _tail(node: Node) -> object:
     post_ops = tuple((post_op.op, post_op.attrs, post_op.operands) for post_op in node.post_ops)
     if not node.grids:
         return post_ops
-    return post_ops, tuple((name, grid.shape or grid) for name, grid in node.grids.items())
+    shared = ((name, (grid.shape, grid.zero) if grid.shape else grid) for name, grid in node.grids.items())
+    return post_ops, tuple(shared)
 
 
 def _identity(node: Node, impl: str, operands: Mapping[str, MemoryDesc], results: tuple[MemoryDesc, ...]) -> object:

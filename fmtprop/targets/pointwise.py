@@ -9,6 +9,7 @@ from fmtprop.ir import Node, loses_special_values
 from fmtprop.jit import (
     BroadcastKernel,
     CombineKernel,
+    DequantizeKernel,
     EltwiseKernel,
     LookupKernel,
     Quantized,
@@ -19,7 +20,7 @@ from fmtprop.jit import (
 )
 from fmtprop.layout import DataType
 from fmtprop.ops import Binary, DynamicQuantize, Eltwise, Lookup
-from fmtprop.ops.quantization import FakeQuantize
+from fmtprop.ops.quantization import Dequantize, FakeQuantize
 from fmtprop.ops.rotary_embedding import RotaryEmbedding
 from fmtprop.passes.assignment.formats import dense, like, plain
 from fmtprop.passes.target import Request
@@ -134,6 +135,21 @@ def rounded(node: Node, attrs: FakeQuantize, request: Request) -> Iterator[Way]:
     length = axes[-1][0]
     read = None if grid is None else Quantized(grid.stored, grid.scale, grid.zero)
     yield RoundKernel(prod(src.dims) // length, length, pitch, read, result.dtype, rounding), {"src": src}, (result,)
+
+
+def dequantized(node: Node, attrs: Dequantize, request: Request) -> Iterator[Way]:
+    """Yield the kernel for bytes without gaps, in any order of axes, which have one scale and one zero point."""
+    src, zero = request["src"], request.get("zero_point")
+    parameters = {name: plain(desc) for name, desc in request.items() if name not in ("src", "dst")}
+    if any(prod(one.dims) != 1 for one in parameters.values()):
+        return
+    if src.dtype not in BYTES or not src.at_start().is_packed:
+        return
+    if parameters["scale"].dtype is not DataType.F32 or (zero is not None and zero.dtype is not src.dtype):
+        return
+    result = as_asked(request["dst"], src.at_start().with_dtype(DataType.F32))
+    if result is not None:
+        yield DequantizeKernel(prod(src.dims), src.dtype, zero is not None), {"src": src, **parameters}, (result,)
 
 
 def rotated(node: Node, attrs: RotaryEmbedding, request: Request) -> Iterator[Way]:

@@ -27,6 +27,8 @@ _EFFICIENCY = (
     ("attention", (0.65, 0.65, 0.65)),
     ("simple", (0.02, 0.02, 0.02)),
     ("brdgmm", (0.30, 0.30, 0.30)),
+    # bytes, of the peak of pairs that saturate (AVX2 without VNNI)
+    ("byte_products", (0.75, 0.7, 0.02)),
     ("grouped_convolution", (0.85, 0.7, 0.7)),
     ("jit_dw:avx512_core_bf16", (0.19, 0.19, 0.19)),
     ("jit_dw", (0.38, 0.38, 0.38)),

@@ -79,6 +79,8 @@ IMPORTS = [
     ("aten.minimum.default", (X, torch.tensor(0.1)), ["eltwise"]),
     ("aten.clamp.Tensor", (X, CHANNELS, X), ["reshape", "binary", "binary"]),
     ("aten.clamp.Tensor", (X, None, torch.tensor(0.5)), ["eltwise"]),
+    ("aten.add.Tensor", (TensorType(()), TensorType(())), ["reshape", "reshape", "binary", "reshape"]),
+    ("aten.mul.Tensor", (TensorType(()), torch.tensor(0.5)), ["reshape", "eltwise", "reshape"]),
     ("aten.clamp_min.Tensor", (X, X), ["binary"]),
     ("aten.clamp_max.Tensor", (X, CHANNELS), ["reshape", "binary"]),
 ]
@@ -125,7 +127,6 @@ INTS = TensorType((2, 3), "s64")
         ("aten.mul.Tensor", (TensorType((3, 1)), TensorType((1, 4))), {}),
         ("aten.mul.Tensor", (TensorType((2, 3), "bf16"), torch.ones(1)), {}),
         ("aten.mul.Tensor", (TensorType((2, 3), "bf16"), TensorType(())), {}),
-        ("aten.add.Tensor", (TensorType(()), TensorType(())), {}),
         ("aten.eq.Tensor", (X, X), {}),
         ("aten.clamp.Tensor", (CHANNELS, X), {}),
         ("aten.clamp.Tensor", (INTS, INTS), {}),
