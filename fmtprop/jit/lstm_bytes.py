@@ -38,7 +38,7 @@ class LstmBytesArguments(Arguments):
 
     _fields_ = (
         *((name, c_void_p) for name in ("src", "src_h", "src_c", "weights", "scales", "sums")),
-        *((name, c_void_p) for name in ("dst", "dst_h", "dst_c", "table", "codes", "scale", "zero")),
+        *((name, c_void_p) for name in ("dst", "dst_h", "dst_c", "table", "codes", "scale", "zero", "rest_sums")),
         *(
             (name, c_uint64)
             for name in ("times", "states", "state_nbytes", "whole_groups", "blocks", "vectors", "rest")
@@ -91,7 +91,7 @@ class LstmBytesKernel(StandaloneKernel):
         """Return the kernel with arguments; its tensors are set later. It has one thread: steps are short."""
         count = self.rows * self.states
         vectors = count // self.machine.lanes
-        codes, range_ = (c_byte * (2 * count))(), (c_float * 2)()
+        codes, range_, rest_sums = (c_byte * (2 * count))(), (c_float * 2)(), (c_float * (2 * count))()
         last = self.times - 1 if self.reverse else 0
         way = -1 if self.reverse else 1
         arguments = LstmBytesArguments(
@@ -99,6 +99,7 @@ class LstmBytesKernel(StandaloneKernel):
             codes=addressof(codes),
             scale=addressof(range_),
             zero=addressof(range_) + 4,
+            rest_sums=addressof(rest_sums),
             times=self.times,
             states=4 * self.states,
             state_nbytes=4 * count,
@@ -125,4 +126,4 @@ class LstmBytesKernel(StandaloneKernel):
             once=BitVector(*[0x00010001] * 16),
             twice=BitVector(*[0x00020002] * 16),
         )
-        return StandaloneWork(self.kernel, arguments, 1, keep=(codes, range_))
+        return StandaloneWork(self.kernel, arguments, 1, keep=(codes, range_, rest_sums))

@@ -38,6 +38,9 @@ _SRC_ROW, _DST_ROW, _ZEROS, _SUMS = 0, 8, 64, 128
 #: the gates in the order of the weights
 _INPUT, _OUTPUT, _FORGET, _CELL = range(GATES)
 
+#: bytes between a load of weights and its prefetch: steps of 256 to 768 states take 0.9 of the time (Zen 3)
+_AHEAD_NBYTES = 1024
+
 #: first registers of weights, and of sums
 _LOADED, _FIRST = 4, 8
 
@@ -121,15 +124,18 @@ class _LstmBytes(QuantizedRows):
 
     def _sequences(self, count: int, part: int) -> None:
         """Compute the states of some sequences."""
-        self.move(_PLACE, _WEIGHTS)
-        self.move(_CODES, _SEQUENCE)
-        self.immediate("SHR_RM64_IMM8", _CODES, 2)  # a state has four bytes, a code has one
-        self.add(_CODES, self.argument("codes"))
-        if self.isa.nbytes == 64:
-            self._multiply(count)
+        if part == 0:
+            self.move(_PLACE, _WEIGHTS)
+            self.move(_CODES, _SEQUENCE)
+            self.immediate("SHR_RM64_IMM8", _CODES, 2)  # a state has four bytes, a code has one
+            self.add(_CODES, self.argument("codes"))
+            if self.isa.nbytes == 64:
+                self._multiply(count)
+            else:
+                self._multiply_split()
+            self.emit("LEA_R64_M", _SUM, at(Register.RSP, _SUMS))
         else:
-            self._multiply_split(part)
-        self.emit("LEA_R64_M", _SUM, at(Register.RSP, _SUMS))
+            self._point_to_rest(_SUM)
         self.load_numbers(self._constants)
         self.immediate("MOV_RM64_IMM32", _LEFT, count)
         with self.repeat(_LEFT, _LEFT):
@@ -169,37 +175,50 @@ class _LstmBytes(QuantizedRows):
     def _sum(self, chain: int, row: int, gate: int) -> int:
         return self.register(_FIRST + (chain + row) * GATES + gate)
 
-    def _multiply_split(self, part: int) -> None:
+    def _multiply_split(self) -> None:
         """Write the sums of one sequence's gates: the upper bits of codes twice, and their last bits.
 
-        A pair of products has 16 bits then, also after the last bits of a turn were added.
+        A pair of products has 16 bits then, also after the last bits of a turn were added. The weights of a gate are
+        read as they lie in memory, for both halves of the block.
         """
         upper, last, words, once, twice = (self.register(number) for number in range(5))
-        sums, lasts = ([self.register(first + gate) for gate in range(GATES)] for first in (_FIRST, _FIRST + GATES))
-        for one in sums:
-            self.zero(one)
+        halves = range(BLOCK // self.isa.lanes)
+        sums, lasts = ([self.register(first + half) for half in halves] for first in (_FIRST, _FIRST + len(halves)))
         for one, name in ((once, "once"), (twice, "twice")):
             self.v("VMOVUPS", one, self.argument(name))
-        self.immediate("MOV_RM64_IMM32", _LEFT, self._states // (DEPTH * UNROLLED))
-        with self.repeat(_LEFT, _LEFT):
-            for unit in range(UNROLLED):
-                for one, array in ((upper, 0), (last, 1)):
-                    self.v("VPBROADCASTD", one, at(_CODES, array * self._rows * self._states + unit * DEPTH))
-                for gate in range(GATES):
-                    weights = self._weights(gate, unit, part * self.isa.nbytes)
-                    self.v("VPMADDUBSW", words, upper, weights)
-                    self.v("VPMADDWD", words, words, twice)
-                    self.v("VPADDD", sums[gate], sums[gate], words)
-                    self.v("VPMADDUBSW", words if unit else lasts[gate], last, weights)
-                    if unit:
-                        self.v("VPADDW", lasts[gate], lasts[gate], words)
-            for one, of_last in zip(sums, lasts, strict=True):
-                self.v("VPMADDWD", words, of_last, once)
-                self.v("VPADDD", one, one, words)
-            self.advance(UNROLLED * DEPTH * BLOCK, _PLACE)
-            self.advance(UNROLLED * DEPTH, _CODES)
-        for gate, one in enumerate(sums):
-            self.v("VMOVUPS <", at(Register.RSP, _SUMS + gate * self.isa.nbytes), one)
+        self._point_to_rest(_NUMBERS)
+        for gate in range(GATES):
+            for one in sums:
+                self.zero(one)
+            self.immediate("MOV_RM64_IMM32", _LEFT, self._states // (DEPTH * UNROLLED))
+            with self.repeat(_LEFT, _LEFT):
+                for unit in range(UNROLLED):
+                    for one, array in ((upper, 0), (last, 1)):
+                        self.v("VPBROADCASTD", one, at(_CODES, array * self._rows * self._states + unit * DEPTH))
+                    self.emit("PREFETCHT0_M8", at(_PLACE, unit * len(halves) * self.isa.nbytes + _AHEAD_NBYTES))
+                    for half in halves:
+                        weights = at(_PLACE, (unit * len(halves) + half) * self.isa.nbytes)
+                        self.v("VPMADDUBSW", words, upper, weights)
+                        self.v("VPMADDWD", words, words, twice)
+                        self.v("VPADDD", sums[half], sums[half], words)
+                        self.v("VPMADDUBSW", words if unit else lasts[half], last, weights)
+                        if unit:
+                            self.v("VPADDW", lasts[half], lasts[half], words)
+                for one, of_last in zip(sums, lasts, strict=True):
+                    self.v("VPMADDWD", words, of_last, once)
+                    self.v("VPADDD", one, one, words)
+                self.advance(UNROLLED * DEPTH * BLOCK, _PLACE)
+                self.advance(UNROLLED * DEPTH, _CODES)
+            self.advance(self._states**2 - self._states * BLOCK, _PLACE)
+            self.advance(-self._states, _CODES)
+            for place, one in zip((Register.RSP, _NUMBERS), sums, strict=True):
+                self.v("VMOVUPS <", at(place, gate * self.isa.nbytes + (_SUMS if place == Register.RSP else 0)), one)
+
+    def _point_to_rest(self, pointer: int) -> None:
+        """Point to the sums of a sequence's gates that the second half of a block has."""
+        self.move(pointer, _SEQUENCE)
+        self.add(pointer, _SEQUENCE)  # eight bytes a state, of which a block has sixteen
+        self.add(pointer, self.argument("rest_sums"))
 
     def _split_codes(self) -> None:
         """Write the codes' last bits behind them, and leave their other bits."""
@@ -216,8 +235,8 @@ class _LstmBytes(QuantizedRows):
             self.emit("VEX_VMOVUPS_XMMM128_XMM", at(_CODES, count), x)
             self.advance(BLOCK, _CODES)
 
-    def _weights(self, gate: int, unit: int, nbytes: int = 0) -> MemoryOperand:
-        return at(_PLACE, gate * self._states**2 + unit * DEPTH * BLOCK + nbytes)
+    def _weights(self, gate: int, unit: int) -> MemoryOperand:
+        return at(_PLACE, gate * self._states**2 + unit * DEPTH * BLOCK)
 
     # ------------------------------------------------------------------ gates
 
