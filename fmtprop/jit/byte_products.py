@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from fmtprop.dnnl import lib
 from fmtprop.jit.arguments import Arguments, BitVector
+from fmtprop.jit.grouped_convolution import Row
 from fmtprop.jit.isa import AVX2
 from fmtprop.jit.kernel import Kernel, isa, serves, threads_for, writes
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
@@ -59,30 +60,12 @@ class ByteProductsArguments(Arguments):
         *((name, c_uint64) for name in ("area", "tasks", "groups", "group", "panels", "panel")),
         *((name, c_uint64) for name in ("across", "down", "width", "height", "last_x", "last_y", "last_block")),
         *((name, c_uint64) for name in ("dst_width", "dst_height", "src_width", "src_height")),
-        *((name, c_int64) for name in ("stride_x", "stride_y", "pad_x", "pad_y")),
+        *((name, c_int64) for name in ("stride_x", "stride_y", "pad_x", "pad_y", "tap", "tap_row")),
         *((name, c_uint64) for name in ("pixel", "src_row", "image", "tile_width", "tile_height", "tile_words")),
-        *((name, c_uint64) for name in ("tile_step", "window_height", "window_width", "tap", "tap_row")),
+        *((name, c_uint64) for name in ("tile_step", "window_height", "window_width")),
         ("nothing", c_uint64),
         *((name, BitVector) for name in ("zero", "weights_zero", "keep_0", "keep_1")),
     )
-
-
-class Extent(NamedTuple):
-    """One axis of a convolution."""
-
-    src: int
-    dst: int
-    window: int
-    #: positions from window to window, and from one of its positions to the next
-    stride: int
-    step: int
-    #: zeros before src
-    pad: int
-
-    @property
-    def is_seen(self) -> bool:
-        """Whether each window has a position of src, if there is only this axis."""
-        return self.pad <= (self.window - 1) * self.step and (self.dst - 1) * self.stride - self.pad < self.src
 
 
 class TailOperand(NamedTuple):
@@ -130,8 +113,8 @@ class ByteProductsKernel(StandaloneKernel):
     #: channels of src, and of dst
     inputs: int
     outputs: int
-    height: Extent
-    width: Extent
+    height: Row
+    width: Row
     #: data types of src, weights and dst
     src: DataType
     weights: DataType
@@ -156,7 +139,7 @@ class ByteProductsKernel(StandaloneKernel):
             and self.inputs % DEPTH == 0
             and 0 < self.inputs * self.height.window * self.width.window <= _MOST_INPUTS
             and min(self.images, self.outputs, self.height.dst, self.width.dst) > 0
-            and all(one.is_seen for one in (self.height, self.width))
+            and all(map(_is_seen, (self.height, self.width)))
             and self._tile()[0] > 0
             and self.dst_step * self.dst.nbytes * MOST_POSITIONS < _DISPLACEMENT_LIMIT
             and all(one.is_written for one in self.tail)
@@ -166,6 +149,11 @@ class ByteProductsKernel(StandaloneKernel):
     def limits(self) -> tuple[float, float] | None:
         """Least and largest number of dst, if it has bytes."""
         return {DataType.U8: (0.0, 255.0), DataType.S8: (-128.0, 127.0)}.get(self.dst)
+
+    @property
+    def _taps(self) -> int:
+        """Parts of a window's row whose inputs follow one another."""
+        return self.width.window if self.width.step > 1 else 1
 
     @property
     def positions(self) -> int:
@@ -187,16 +175,15 @@ class ByteProductsKernel(StandaloneKernel):
         return self.width.dst, _share(self.height.dst, down)
 
     @staticmethod
-    def _read(axis: Extent, positions: int) -> int:
+    def _read(axis: Row, positions: int) -> int:
         """Return how many positions of src some positions of dst read along an axis."""
         return (positions - 1) * axis.stride + (axis.window - 1) * axis.step + 1
 
     def assembled(self) -> Kernel:
         """Return the code; problems that differ in other sizes share it."""
-        taps = self.width.window if self.width.step > 1 else 1
         return assembled(
             *("byte_products_program", "byte_products", self.positions, self.width.stride * self.inputs * 2),
-            *(self.inputs * self.width.window // taps // DEPTH, taps > 1, self.outputs % BLOCK),
+            *(self.inputs * self.width.window // self._taps // DEPTH, self._taps > 1, self.outputs % BLOCK),
             *(self.src, self.weights, self.dst, self.zero != 0, self.weights_zero != 0, self.dst_step),
             *(self.has_bias, self.tail, self.limits),
         )
@@ -212,8 +199,8 @@ class ByteProductsKernel(StandaloneKernel):
         group = -(-panels // min(panels, -(-2 * threads // tiles) if threads > 1 else 1))
         read_x, read_y = self._read(self.width, width), self._read(self.height, height)
         tile_row = read_x * self.inputs * 2
-        taps, tap = (self.width.window, self.width.step) if self.width.step > 1 else (1, 0)
-        consumed = self.inputs * self.width.window * 2 // taps
+        taps, read = self._taps, self.inputs * self.width.window * 2 // self._taps
+        tap = self.width.step * self.inputs * 2 - read if taps > 1 else 0
         area = (read_y * tile_row // 64 + 1) * 64
         block = (c_byte * (threads * area + 64))()
         rest = self.outputs % BLOCK or BLOCK
@@ -251,8 +238,8 @@ class ByteProductsKernel(StandaloneKernel):
             tile_step=self.height.stride * tile_row,
             window_height=self.height.window,
             window_width=taps,
-            tap=(tap * self.inputs * 2 - consumed) % (1 << 64) if taps > 1 else 0,
-            tap_row=self.height.step * tile_row - (tap * self.inputs * 2 * taps if taps > 1 else consumed),
+            tap=tap,
+            tap_row=self.height.step * tile_row - taps * (read + tap),
             zero=_words(self.zero),
             weights_zero=_words(self.weights_zero),
             keep_0=BitVector(*keep[0]),
@@ -271,6 +258,11 @@ class ByteProductsKernel(StandaloneKernel):
 def is_needed() -> bool:
     """Return whether this machine adds products of bytes in 16 bits, and no kernel of oneDNN's is as good."""
     return serves() and isa() is AVX2 and not lib().includes("avx2_vnni")
+
+
+def _is_seen(axis: Row) -> bool:
+    """Return whether each window has a position of src, if there is only this axis."""
+    return axis.pad <= (axis.window - 1) * axis.step and (axis.dst - 1) * axis.stride - axis.pad < axis.src
 
 
 def _share(count: int, most: int) -> int:

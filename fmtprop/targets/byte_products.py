@@ -8,7 +8,8 @@ from math import prod
 from fmtprop.errors import FormatError, UnsupportedOpError
 from fmtprop.ir import Node
 from fmtprop.jit import ByteProductsKernel
-from fmtprop.jit.byte_products import BLOCK, DEPTH, Extent, TailOperand, TailStep
+from fmtprop.jit.byte_products import BLOCK, DEPTH, TailOperand, TailStep
+from fmtprop.jit.grouped_convolution import Row
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import Binary, Conv, Eltwise, InnerProduct, MatMul
 from fmtprop.passes.assignment.formats import channels_last, plain
@@ -29,7 +30,7 @@ _WEIGHTS = {
 }
 
 #: an axis of one position
-_ONE = Extent(1, 1, 1, 1, 1, 0)
+_ONE = Row(1, 1, 1, 1, 1, 0)
 
 
 def byte_products(node: Node, request: Request) -> Iterator[tuple[ByteProductsKernel, Request, tuple[MemoryDesc]]]:
@@ -92,15 +93,15 @@ def _kernel(node: Node, formats: Request) -> ByteProductsKernel | None:
     )
 
 
-def _row(positions: int) -> Extent:
-    return Extent(positions, positions, 1, 1, 1, 0)
+def _row(positions: int) -> Row:
+    return Row(positions, positions, 1, 1, 1, 0)
 
 
-def _extents(attrs: Conv, formats: Request) -> tuple[int, Extent, Extent]:
+def _extents(attrs: Conv, formats: Request) -> tuple[int, Row, Row]:
     """Return the number of images and their axes; windows of one position see a row of positions."""
     src, dst, window = formats["src"].dims, formats["dst"].dims[2:], formats["weights"].dims[2:]
     sizes = zip(src[2:], dst, window, attrs.strides, attrs.dilates, attrs.pad_l, strict=True)
-    *above, width = (Extent(of, to, taps, by, skipped + 1, pad) for of, to, taps, by, skipped, pad in sizes)
+    *above, width = (Row(of, to, taps, by, skipped + 1, pad) for of, to, taps, by, skipped, pad in sizes)
     (height,) = above or [_ONE]
     if all(one == _row(one.dst) for one in (height, width)):
         return 1, _ONE, _row(src[0] * height.dst * width.dst)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fmtprop.jit import ByteProductsKernel, byte_products
-from fmtprop.jit.byte_products import Extent, TailOperand, TailStep
+from fmtprop.jit.byte_products import TailOperand, TailStep
+from fmtprop.jit.grouped_convolution import Row
 from fmtprop.layout import DataType
 from tests.jit.work import statuses
 
@@ -28,7 +29,7 @@ def kernel(
     stride: int = 1, step: int = 1, pad: int = 0, **rest: object,
 ) -> ByteProductsKernel:  # fmt: skip
     height, width = (
-        Extent(one, (one + 2 * pad - step * (taps - 1) - 1) // stride + 1, taps, stride, step, pad)
+        Row(one, (one + 2 * pad - step * (taps - 1) - 1) // stride + 1, taps, stride, step, pad)
         for one, taps in zip(size, window, strict=True)
     )
     types = (rest.pop("src", DataType.U8), rest.pop("weights", DataType.S8), rest.pop("dst", DataType.F32))
