@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from fmtprop.dnnl import lib
-from fmtprop.jit.arguments import Arguments, BitVector
+from fmtprop.jit.arguments import Arguments, BitVector, FloatVector, filled
 from fmtprop.jit.grouped_convolution import Row
 from fmtprop.jit.isa import AVX2
 from fmtprop.jit.kernel import Kernel, isa, serves, threads_for, writes
@@ -41,11 +41,12 @@ _MOST_INPUTS: Final = (1 << 31) // 255**2
 #: limit of the bytes of a position: some of them are a displacement in the code
 _DISPLACEMENT_LIMIT: Final = 1 << 26
 
-#: most post-ops with an operand
+#: most post-ops with an operand, and most steps behind the sums
 MOST_OPERANDS: Final = 4
+MOST_STEPS: Final = 8
 
-#: functions that need no rule for parameters
-_LINEAR: Final = frozenset({"linear", "round", "clip"})
+#: functions whose parameters are arguments: layers that differ in scales alone share the code
+OF_ARGUMENTS: Final = frozenset({"linear", "round", "clip"})
 
 #: oneDNN's algorithms of binary post-ops that the kernel has
 _BINARY: Final = frozenset({"add", "sub", "mul", "div"})
@@ -57,6 +58,7 @@ class ByteProductsArguments(Arguments):
     _fields_ = (
         *((name, c_void_p) for name in ("src", "weights", "bias", "dst", "factors", "table", "areas")),
         *((f"post_op_{number}", c_void_p) for number in range(MOST_OPERANDS)),
+        *((f"{name}_row", c_int64) for name in ("dst", *(f"post_op_{number}" for number in range(MOST_OPERANDS)))),
         *((name, c_uint64) for name in ("area", "tasks", "groups", "group", "panels", "panel")),
         *((name, c_uint64) for name in ("across", "down", "width", "height", "last_x", "last_y", "last_block")),
         *((name, c_uint64) for name in ("dst_width", "dst_height", "src_width", "src_height")),
@@ -65,6 +67,7 @@ class ByteProductsArguments(Arguments):
         *((name, c_uint64) for name in ("tile_step", "window_height", "window_width")),
         ("nothing", c_uint64),
         *((name, BitVector) for name in ("zero", "weights_zero", "keep_0", "keep_1")),
+        *((f"{name}_{step}", FloatVector) for name in ("alpha", "beta") for step in range(MOST_STEPS)),
     )
 
 
@@ -95,7 +98,14 @@ class TailStep(NamedTuple):
         if self.operand is not None:
             types = (DataType.F32,) if self.operand.is_number else (DataType.F32, DataType.U8, DataType.S8)
             return self.alg in _BINARY and self.operand.dtype in types and self.number < MOST_OPERANDS
-        return self.alg in _LINEAR or writes(self.alg, self.alpha, self.beta)
+        return self.alg in OF_ARGUMENTS or writes(self.alg, self.alpha, self.beta)
+
+    @property
+    def form(self) -> TailStep:
+        """What is a part of the code."""
+        alpha, beta = (0.0, 0.0) if self.alg in OF_ARGUMENTS else (self.alpha, self.beta)
+        operand = None if self.operand is None else self.operand._replace(step=0)
+        return TailStep(self.alg, alpha, beta, operand, self.number)
 
 
 @dataclass(frozen=True)
@@ -141,7 +151,8 @@ class ByteProductsKernel(StandaloneKernel):
             and min(self.images, self.outputs, self.height.dst, self.width.dst) > 0
             and all(map(_is_seen, (self.height, self.width)))
             and self._tile()[0] > 0
-            and self.dst_step * self.dst.nbytes * MOST_POSITIONS < _DISPLACEMENT_LIMIT
+            and self.width.stride * self.inputs * 2 * MOST_POSITIONS < _DISPLACEMENT_LIMIT
+            and len(self.tail) <= MOST_STEPS
             and all(one.is_written for one in self.tail)
         )
 
@@ -184,8 +195,9 @@ class ByteProductsKernel(StandaloneKernel):
         return assembled(
             *("byte_products_program", "byte_products", self.positions, self.width.stride * self.inputs * 2),
             *(self.inputs * self.width.window // self._taps // DEPTH, self._taps > 1, self.outputs % BLOCK),
-            *(self.src, self.weights, self.dst, self.zero != 0, self.weights_zero != 0, self.dst_step),
-            *(self.has_bias, self.tail, self.limits),
+            *(self.src, self.weights, self.dst, self.zero != 0, self.weights_zero != 0, self.has_bias),
+            tuple(one.form for one in self.tail),
+            self.limits,
         )
 
     def work(self, threads: int) -> StandaloneWork:
@@ -244,6 +256,14 @@ class ByteProductsKernel(StandaloneKernel):
             weights_zero=_words(self.weights_zero),
             keep_0=BitVector(*keep[0]),
             keep_1=BitVector(*keep[1]),
+            dst_row=self.dst_step * self.dst.nbytes,
+            **{
+                f"post_op_{one.number}_row": one.operand.step * one.operand.dtype.nbytes
+                for one in self.tail
+                if one.operand is not None
+            },
+            **{f"alpha_{number}": filled(one.alpha) for number, one in enumerate(self.tail)},
+            **{f"beta_{number}": filled(one.beta) for number, one in enumerate(self.tail)},
         )
         return StandaloneWork(self.kernel, arguments, threads, keep=block)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import product
 from typing import Any
 
 from iced_x86 import Code, Instruction, MemoryOperand, Register
@@ -32,8 +31,8 @@ _X, _W, _LEFT, _ROWS_LEFT, _TAPS_LEFT = Register.RSI, Register.RDI, Register.RCX
 #: of a tile: where it is read and written, the row of src, and rows that are left; a number
 _FROM, _TO, _ROW, _HEIGHT, _NUMBER = Register.RSI, Register.RDI, Register.R11, THREADS, Register.RAX
 
-#: of results: where they are written, where an operand is read; where functions expect their constants
-_DST, _OPERAND, _TABLE = Register.RDI, Register.RAX, Register.RDX
+#: of results: where they are written, where an operand is read; where functions expect their constants; the sums
+_DST, _OPERAND, _TABLE, _SUM = Register.RDI, Register.RAX, Register.RDX, Register.RSI
 
 #: places in the frame: this thread's area, the tile, the block after the last one; what a row of the tile has before,
 #: inside and behind the image; the rows that are now read and written; then pointers to operands, and sums
@@ -61,7 +60,6 @@ def byte_products(
     dst: DataType,
     has_zero: bool,
     has_weights_zero: bool,
-    dst_step: int,
     has_bias: bool,
     tail: Sequence[TailStep],
     limits: tuple[float, float] | None,
@@ -71,7 +69,7 @@ def byte_products(
     `step`: bytes from position to position in the area. `pairs`: pairs of inputs that follow one another. `has_taps`:
     whether the positions of a window's row do not. `rest`: outputs behind the last whole block. `limits`: of bytes.
     """
-    ends = (src, weights, dst, has_zero, has_weights_zero, dst_step, has_bias, tail, limits)
+    ends = (src, weights, dst, has_zero, has_weights_zero, has_bias, tail, limits)
     return with_table(partial(_assembled, positions, step, pairs, has_taps, rest, *ends))
 
 
@@ -90,12 +88,12 @@ def _assembled(*arguments: object) -> _ByteProducts:
 class _ByteProducts(Program):
     def __init__(
         self, positions: int, step: int, pairs: int, has_taps: bool, rest: int, src: DataType, weights: DataType,
-        dst: DataType, has_zero: bool, has_weights_zero: bool, dst_step: int, has_bias: bool, tail: Sequence[TailStep],
+        dst: DataType, has_zero: bool, has_weights_zero: bool, has_bias: bool, tail: Sequence[TailStep],
         limits: tuple[float, float] | None, constants: tuple[bytes, ...],
     ) -> None:  # fmt: skip
         super().__init__(AVX2, ByteProductsArguments, bf16=False)
         self.positions, self._step, self._pairs, self._has_taps, self._rest = positions, step, pairs, has_taps, rest
-        self._src, self._weights, self._dst, self._dst_step = src, weights, dst, dst_step
+        self._src, self._weights, self._dst = src, weights, dst
         self._has_zero, self._has_weights_zero, self._has_bias = has_zero, has_weights_zero, has_bias
         self._tail, self._limits, self._constants = tail, limits, constants
 
@@ -262,7 +260,7 @@ class _ByteProducts(Program):
                 self._add_pairs(sums)
             self.add(_X, self.argument("tap_row"))
         for number, one in enumerate(sums):
-            self.v("VMOVUPS <", self._sum(number), one)
+            self.v("VMOVUPS <", at(Register.RSP, _SUMS + number * self.isa.nbytes), one)
 
     def _add_pairs(self, sums: Sequence[int]) -> None:
         """Add the products of inputs that follow one another."""
@@ -291,9 +289,6 @@ class _ByteProducts(Program):
         self.advance(pairs * 4, _X)
         self.advance(pairs * 2 * BLOCK, _W)
 
-    def _sum(self, number: int) -> MemoryOperand:
-        return at(Register.RSP, _SUMS + number * self.isa.nbytes)
-
     # ------------------------------------------------------------------ results
 
     def _finish(self) -> None:
@@ -303,14 +298,14 @@ class _ByteProducts(Program):
         self.load_numbers(self._constants)
         self.move(position, _POSITION)
         self.add(position, self._slot("dst_row"))
-        operands = {f"post_op_{one.number}": one.operand for one in self._tail if one.operand is not None}
-        operands["factors"] = TailOperand(DataType.F32, 0, is_number=False)
-        if self._has_bias:
-            operands["bias"] = TailOperand(DataType.F32, 0, is_number=False)
-        for name, operand in operands.items():
-            self._point_to(position, name, operand)
+        constant = TailOperand(DataType.F32, 0, is_number=False)
+        for name, operand in {"factors": constant, **({"bias": constant} if self._has_bias else {})}.items():
+            self._point_to(name, operand)
             self._keep(name, _OPERAND)
-        self._point_to(position, "dst", TailOperand(self._dst, self._dst_step, is_number=False))
+        for name, operand in self._operands():
+            self._point_to(name, operand, position)
+            self._keep(name, _OPERAND)
+        self._point_to("dst", constant._replace(dtype=self._dst), position)
         self.move(_DST, _OPERAND)
         if not self._rest:
             self._store_results(2 * self.isa.lanes)
@@ -325,69 +320,82 @@ class _ByteProducts(Program):
         self._store_results(self._rest)
         self.label("finished")
 
-    def _point_to(self, position: int, name: str, operand: TailOperand) -> None:
-        """Point to the numbers of a tensor at the block's first position and output."""
-        self.move(_OPERAND, position)
-        self._times(_OPERAND, operand.step * operand.dtype.nbytes)
-        self.add(_OPERAND, self.argument(name))
+    def _operands(self) -> list[tuple[str, TailOperand]]:
+        return [(f"post_op_{one.number}", one.operand) for one in self._tail if one.operand is not None]
+
+    def _point_to(self, name: str, operand: TailOperand, position: int | None = None) -> None:
+        """Point to the numbers of a tensor at the block's outputs, and at a position."""
+        self.move(_OPERAND, self.argument(name))
+        if position is not None:
+            self.move(_LEFT, position)
+            self.emit("IMUL_R64_RM64", _LEFT, self.argument(f"{name}_row"))
+            self.add(_OPERAND, _LEFT)
         if not operand.is_number:
             self.move(_LEFT, _PANEL)
-            self._times(_LEFT, BLOCK * operand.dtype.nbytes)
+            self.immediate("SHL_RM64_IMM8", _LEFT, (BLOCK * operand.dtype.nbytes).bit_length() - 1)
             self.add(_OPERAND, _LEFT)
 
     def _store_results(self, outputs: int) -> None:
-        """Apply what follows the sums to those of the first outputs of a block, and store the results."""
+        """Make results of the first outputs of a block, position by position."""
         x, y = self.register(0), self.register(1)
-        for position, half in product(range(self.positions), _HALVES):
-            if half * self.isa.lanes >= outputs:
-                continue
-            keep = self.argument(f"keep_{half}") if outputs < (half + 1) * self.isa.lanes else None
-            number = position * len(_HALVES) + half
-            self.v("VCVTDQ2PS", x, self._sum(number))
-            self.move(_OPERAND, self._slot("factors"))
-            self.v("VMULPS", x, x, at(_OPERAND, half * self.isa.nbytes))
-            if self._has_bias:
-                self._read(y, "bias", half * self.isa.nbytes, DataType.F32, keep)
-                self.v("VADDPS", x, x, y)
-            for one in self._tail:
-                self._apply(one, position, half, keep)
-            if self._limits is None:
-                self._store_numbers(at(_DST, position * self._dst_step * 4 + half * self.isa.nbytes), x, keep)
-                continue
-            self._to_integers(x)
-            if half == 0:
-                self.v("VMOVUPS <", self._sum(number), x)
-            else:
-                self.v("VMOVUPS", y, self._sum(number - 1))
-                self._store_bytes(at(_DST, position * self._dst_step), y, x)
+        self.emit("LEA_R64_M", _SUM, at(Register.RSP, _SUMS))
+        self.immediate("MOV_RM64_IMM32", _LEFT, self.positions)
+        with self.repeat(_LEFT, _LEFT):
+            for half in _HALVES:
+                if half * self.isa.lanes >= outputs:
+                    continue
+                keep = self.argument(f"keep_{half}") if outputs < (half + 1) * self.isa.lanes else None
+                place, start = at(_SUM, half * self.isa.nbytes), half * self.isa.lanes
+                self.v("VCVTDQ2PS", x, place)
+                self.move(_OPERAND, self._slot("factors"))
+                self.v("VMULPS", x, x, at(_OPERAND, half * self.isa.nbytes))
+                if self._has_bias:
+                    self._read(y, "bias", start, TailOperand(DataType.F32, 0, is_number=False), keep)
+                    self.v("VADDPS", x, x, y)
+                for number, one in enumerate(self._tail):
+                    self._apply(number, one, start, keep)
+                if self._limits is None:
+                    self._store_numbers(at(_DST, half * self.isa.nbytes), x, keep)
+                    continue
+                self._to_integers(x)
+                if half == 0:
+                    self.v("VMOVUPS <", place, x)
+                else:
+                    self.v("VMOVUPS", y, at(_SUM))
+                    self._store_bytes(at(_DST), y, x)
+            self.advance(len(_HALVES) * self.isa.nbytes, _SUM)
+            self.add(_DST, self.argument("dst_row"))
+            for name, _ in self._operands():
+                self.move(_OPERAND, self.argument(f"{name}_row"))
+                self.emit("ADD_RM64_R64", self._slot(name), _OPERAND)
 
-    def _apply(self, step: TailStep, position: int, half: int, keep: MemoryOperand | None) -> None:
-        """Apply a step to register 0."""
-        x, y, operand = self.register(0), self.register(1), step.operand
-        if operand is not None:
-            offset = (position * operand.step + half * self.isa.lanes * (not operand.is_number)) * operand.dtype.nbytes
-            self._read(y, f"post_op_{step.number}", offset, operand.dtype, keep, operand.is_number)
+    def _apply(self, number: int, step: TailStep, start: int, keep: MemoryOperand | None) -> None:
+        """Apply a step to register 0, which has the outputs from `start` on."""
+        x, y = self.register(0), self.register(1)
+        if step.operand is not None:
+            self._read(y, f"post_op_{step.number}", start, step.operand, keep)
             self.v(ARITHMETIC[step.alg], x, x, y)
         elif step.alg == "round":
             self.v("VROUNDPS", x, x, immediate=0)
         elif step.alg == "linear":
-            self.v("VMULPS", x, x, self.number(step.alpha))
-            if step.beta:
-                self.v("VADDPS", x, x, self.number(step.beta))
+            self.v("VMOVUPS", y, self.argument(f"alpha_{number}"))
+            self.v("VFMADD213PS", x, y, self.argument(f"beta_{number}"))
+        elif step.alg == "clip":
+            for operation, name in (("VMAXPS", "alpha"), ("VMINPS", "beta")):
+                self.v("VMOVUPS", y, self.argument(f"{name}_{number}"))
+                self.v(operation, x, y, x)  # if an operand is NaN, the last one is returned
         else:
             self.release()
             self.v("VMOVUPS", x, FUNCTIONS[step.alg](self, self.vector(), step.alpha, step.beta))
 
-    def _read(
-        self, x: int, name: str, offset: int, dtype: DataType, keep: MemoryOperand | None, is_number: bool = False
-    ) -> None:
-        """Load an operand's numbers."""
+    def _read(self, x: int, name: str, start: int, operand: TailOperand, keep: MemoryOperand | None) -> None:
+        """Load an operand's numbers at the outputs from `start` on."""
         self.move(_OPERAND, self._slot(name))
-        place = at(_OPERAND, offset)
-        if is_number:
+        place = at(_OPERAND, 0 if operand.is_number else start * operand.dtype.nbytes)
+        if operand.is_number:
             self.v("VBROADCASTSS", x, place)
-        elif dtype is not DataType.F32:
-            self.v("VPMOVSXBD" if dtype is DataType.S8 else "VPMOVZXBD", x, place)
+        elif operand.dtype is not DataType.F32:
+            self.v("VPMOVSXBD" if operand.dtype is DataType.S8 else "VPMOVZXBD", x, place)
             self.v("VCVTDQ2PS", x, x)
         elif keep is None:
             self.v("VMOVUPS", x, place)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from fmtprop.errors import FormatError, UnsupportedOpError
-from fmtprop.ir import Node
+from fmtprop.ir import Node, loses_special_values
 from fmtprop.jit import ByteProductsKernel
 from fmtprop.jit.byte_products import BLOCK, DEPTH, TailOperand, TailStep
 from fmtprop.jit.grouped_convolution import Row
@@ -38,6 +38,8 @@ def byte_products(node: Node, request: Request) -> Iterator[tuple[ByteProductsKe
     src, weights = request["src"], request["weights"]
     tag = _WEIGHTS.get((type(node.attrs), weights.ndim))
     if tag is None or not {src.dtype, weights.dtype} <= {*BYTES} or any(0 in desc.dims for desc in request.values()):
+        return
+    if node.exact and loses_special_values(node):
         return
     is_convolution = isinstance(node.attrs, Conv)
     if src.ndim != weights.ndim and (is_convolution or weights.ndim != 2):

@@ -211,8 +211,11 @@ def nominal_peaks() -> Peaks:
     library = dnnl.lib()
     flops = 4.0 * library.lanes * _NOMINAL_CYCLES_PER_SECOND * library.threads
     found = dict.fromkeys(_types(), flops)
+    has_tiles, has_vnni = "amx" in str(library.isa), any(map(library.includes, ("avx512_core_vnni", "avx2_vnni")))
     if DataType.BF16 in found:  # pairs of products, or tiles of them
-        found[DataType.BF16] = flops * (8 if "amx" in str(library.isa) else 2)
+        found[DataType.BF16] = flops * (8 if has_tiles else 2)
+    if DataType.U8 in found:  # tiles, fours of products, or pairs in 16 bits
+        found[DataType.U8] = flops * (16 if has_tiles else 4 if has_vnni else 2)
     near, far = (speed * min(library.threads, _NOMINAL_READERS) for speed in (_NOMINAL_NEAR, _NOMINAL_FAR))
     reading = {FOOTPRINTS[0]: near, FOOTPRINTS[1]: near, FOOTPRINTS[2]: far}
     streaming = {footprint: rate * _NOMINAL_STREAMING for footprint, rate in reading.items()}
