@@ -80,6 +80,11 @@ class Grid:
         return tuple(axis for axis, size in enumerate(self.shape) if size > 1)
 
     @property
+    def form(self) -> object:
+        """What decides about implementations: scales that vary are arguments of a primitive or a kernel, others not."""
+        return (self.shape, self.low, self.high, self.signed) if self.shape else self
+
+    @property
     def stored(self) -> DataType:
         """Type of the bytes: unsigned if no number is negative, or if the multiples are no signed bytes."""
         return DataType.S8 if self.signed or self._are_signed_bytes else DataType.U8

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from fmtprop.ir import Bytes, Category, Grid, Node, opdef, port, result_names
+from fmtprop.ir import Bytes, Category, Grid, Node, linear_of, opdef, port, result_names
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.eltwise import FUNCTIONS, Eltwise
@@ -30,6 +30,10 @@ _OFF_THE_GRID = 1e-2
 
 #: part of a step that is added to numbers which a check has rounded
 _NOT_IN_THE_MIDDLE = 0.3
+
+#: the same without a bias to add it to: what sources are multiplied by, which no scale is a simple fraction of. Sums of
+#: multiples of 1/16 lie in the middle between steps of 0.03 or 0.1 again and again
+_NO_FRACTION = 0.6180339887
 
 #: largest difference of two bytes
 _BYTE_RANGE = 255
@@ -112,7 +116,13 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | Non
         # one beyond the limits would hide the products, and many sums would be in the middle between two steps
         scale, reach = roundings[0].scale, roundings[0].scale * max(-roundings[0].low, roundings[0].high)
         numbers = numbers * 2.0 ** min(0, math.floor(math.log2(reach / 4))) + _NOT_IN_THE_MIDDLE * scale
+    if roundings and name == "src" and wanted.is_floating and linear_of(node) is not None and not _has_bias(node):
+        numbers = numbers * _NO_FRACTION
     return numbers if direct else numbers.to(torch_dtype(wanted))
+
+
+def _has_bias(node: Node) -> bool:
+    return node.choice is not None and "bias" in node.choice.operands
 
 
 def _bytes(node: Node, name: str, desc: MemoryDesc, grid: Grid) -> torch.Tensor:

@@ -114,7 +114,45 @@ def test_layers_that_differ_in_scales_alone_have_their_own() -> None:
     got, want = net(x), model(x)
     impls = [node.choice.impl for node in net.graph.nodes() if node.op == "convolution" and node.choice is not None]
     if kernels.is_needed():
-        assert [impl.partition(":")[0] for impl in impls] == ["byte_products"] * 2
+        assert [impl.partition(":")[0] for impl in impls] == ["byte_products"] * len(impls)
     # a number between two roundings may be rounded the other way
     assert (got - want).abs().mean() < 1e-4 * want.abs().mean()
     assert (got - want).abs().max() < 0.02 * want.abs().max()
+
+
+class WithZeros(nn.Module):
+    """Three products of the same sizes and scales, whose weights have other zero points."""
+
+    zeros = (50, -25, 10)
+
+    def __init__(self) -> None:
+        super().__init__()
+        drawn = torch.Generator().manual_seed(0)
+        for number, zero in enumerate(self.zeros):
+            codes = torch.randint(zero - 60, zero + 70, (256, 256), generator=drawn, dtype=torch.int8)
+            self.register_buffer(f"codes_{number}", codes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ops = torch.ops.quantized_decomposed
+        for number, zero in enumerate(self.zeros):
+            codes = ops.quantize_per_tensor(x, 0.02, 0, 0, 255, torch.uint8)
+            x = ops.dequantize_per_tensor(codes, 0.02, 0, 0, 255, torch.uint8)
+            codes = getattr(self, f"codes_{number}")
+            x = torch.matmul(x, ops.dequantize_per_tensor(codes, 0.001, zero, -128, 127, torch.int8)).relu()
+        return x
+
+
+def test_a_later_shape_keeps_zero_points_apart() -> None:
+    from torch.ao.quantization.fx import _decomposed  # noqa: F401 (it makes the operators)
+
+    model = WithZeros().eval()
+    net = fp.compile(model, (torch.rand(70, 256),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), deterministic=True)
+    for rows in (70, 90, 130):
+        x = torch.rand(rows, 256)
+        got, want = net(x), model(x)
+        assert (got - want).abs().mean() < 1e-3 * want.abs().mean()
+    impls = [
+        node.choice.impl for node in net.plans[-1].graph.nodes() if node.op == "matmul" and node.choice is not None
+    ]
+    if kernels.is_needed():
+        assert [impl.partition(":")[0] for impl in impls] == ["byte_products"] * len(impls)

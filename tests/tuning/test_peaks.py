@@ -6,6 +6,7 @@ from functools import partial
 from itertools import chain, pairwise, repeat
 from math import isfinite
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -192,3 +193,17 @@ def test_arithmetic_of_a_type_is_measured_when_it_is_asked_for(tmp_path: Path, m
     assert [found.flops[DataType.BF16], found.flops.get(DataType.F16), found.flops[DataType.F32]] == [2e11, None, 1e11]
     assert calls[1:] == [([DataType.BF16], ())], "once, and arithmetic alone"
     assert peaks(store).flops[DataType.BF16] == 2e11 and len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("isa", "parts", "times"),
+    [("avx2", (), 2), ("avx512_core_vnni", ("avx512_core_vnni",), 4), ("avx512_core_amx", ("avx512_core_vnni",), 16)],
+)
+def test_bytes_are_multiplied_faster_than_f32(
+    monkeypatch: pytest.MonkeyPatch, isa: str, parts: tuple[str, ...], times: int
+) -> None:
+    library = SimpleNamespace(lanes=8, threads=1, isa=isa, includes=parts.__contains__)
+    monkeypatch.setattr(module.dnnl, "lib", lambda: library)
+    monkeypatch.setattr(module.dnnl, "supports", lambda dtype: True)
+    found = module.nominal_peaks().flops
+    assert found[DataType.U8] == times * found[DataType.F32]
