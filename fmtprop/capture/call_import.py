@@ -210,7 +210,8 @@ class CallImporter:
             return True
         if not self._is_literal(first) or not all(map(self._is_literal, operands)):
             return False
-        if any(type_.dtype.is_floating for type_ in types) and any(map(self._may_be_codes, (first, *operands))):
+        are_codes = name in OPSET["dequantize"].torch or any(map(self._may_be_codes, (first, *operands)))
+        if are_codes and any(type_.dtype.is_floating for type_ in types):
             return False
         return sum(type_.nbytes for type_ in types) <= _FOLDED_NBYTES
 
