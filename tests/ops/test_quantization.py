@@ -140,3 +140,21 @@ def test_pytorch_s_calls_become_the_same_ops():
     assert graph.node("quantize_1").results[0].dtype is DataType.U8
     x = torch.randn(2, 3) * 10
     assert torch.allclose(fp.compile(graph)(x), Both()(x), atol=1e-6)
+
+
+def test_codes_stay_codes_however_few():
+    from torch.ao.quantization.fx import _decomposed  # noqa: F401 (it makes the operators)
+
+    class Product(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("codes", torch.randint(-128, 128, (4, 3), dtype=torch.int8))
+
+        def forward(self, x):
+            weights = torch.ops.quantized_decomposed.dequantize_per_tensor(self.codes, 0.1, 3, -128, 127, torch.int8)
+            return x @ weights
+
+    module, x = Product(), torch.randn(2, 4)
+    graph = fp.from_torch(module, (x,))
+    assert [node.op for node in graph.nodes() if not node.is_boundary] == ["dequantize", "matmul"]
+    assert torch.allclose(fp.compile(graph)(x), module(x), atol=1e-5)
