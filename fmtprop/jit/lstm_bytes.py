@@ -26,8 +26,9 @@ DEPTH: Final = 4
 
 GATES: Final = 4
 
-#: most sequences that share a load of weights: their sums of four gates have half of the registers of AVX-512
-MOST_ROWS: Final = 4
+#: most sequences that share a load of weights: their sums of four gates have half of the registers of AVX-512; those of
+#: a gate, nearly all of AVX2
+MOST_ROWS: Final = {AVX512: 4, AVX2: 3}
 
 #: limit of the bytes of a gate's weights: the fourth gate's are a displacement in the code
 _GATE_LIMIT: Final = 1 << 28
@@ -38,7 +39,7 @@ class LstmBytesArguments(Arguments):
 
     _fields_ = (
         *((name, c_void_p) for name in ("src", "src_h", "src_c", "weights", "scales", "sums")),
-        *((name, c_void_p) for name in ("dst", "dst_h", "dst_c", "table", "codes", "scale", "zero", "rest_sums")),
+        *((name, c_void_p) for name in ("dst", "dst_h", "dst_c", "table", "codes", "scale", "zero")),
         *(
             (name, c_uint64)
             for name in ("times", "states", "state_nbytes", "whole_groups", "blocks", "vectors", "rest")
@@ -81,7 +82,7 @@ class LstmBytesKernel(StandaloneKernel):
     @property
     def group(self) -> int:
         """Sequences that share a load of weights."""
-        return min(MOST_ROWS, self.rows) if self.machine is AVX512 else 1
+        return min(MOST_ROWS[self.machine], self.rows)
 
     def assembled(self) -> Kernel:
         """Return the code; layers that differ in the number of steps and in strides share it."""
@@ -91,7 +92,7 @@ class LstmBytesKernel(StandaloneKernel):
         """Return the kernel with arguments; its tensors are set later. It has one thread: steps are short."""
         count = self.rows * self.states
         vectors = count // self.machine.lanes
-        codes, range_, rest_sums = (c_byte * (2 * count))(), (c_float * 2)(), (c_float * (2 * count))()
+        codes, range_ = (c_byte * (2 * count))(), (c_float * 2)()
         last = self.times - 1 if self.reverse else 0
         way = -1 if self.reverse else 1
         arguments = LstmBytesArguments(
@@ -99,7 +100,6 @@ class LstmBytesKernel(StandaloneKernel):
             codes=addressof(codes),
             scale=addressof(range_),
             zero=addressof(range_) + 4,
-            rest_sums=addressof(rest_sums),
             times=self.times,
             states=4 * self.states,
             state_nbytes=4 * count,
@@ -126,4 +126,4 @@ class LstmBytesKernel(StandaloneKernel):
             once=BitVector(*[0x00010001] * 16),
             twice=BitVector(*[0x00020002] * 16),
         )
-        return StandaloneWork(self.kernel, arguments, 1, keep=(codes, range_, rest_sums))
+        return StandaloneWork(self.kernel, arguments, 1, keep=(codes, range_))

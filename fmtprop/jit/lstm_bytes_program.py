@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain, product
+from itertools import count as count_from
 
 from iced_x86 import Code, Instruction, MemoryOperand, Register
 
@@ -55,7 +57,7 @@ def lstm_bytes(isa: Isa, rows: int, states: int, group: int) -> tuple[bytes, byt
 
 def _assembled(isa: Isa, rows: int, states: int, group: int, numbers: tuple[bytes, ...]) -> _LstmBytes:
     p = _LstmBytes(isa, rows, states, group, numbers)
-    frame = _SUMS + GATES * group * isa.nbytes
+    frame = _SUMS + GATES * group * BLOCK * 4
     p.advance(-frame, Register.RSP)
     p.layer()
     p.advance(frame, Register.RSP)
@@ -103,39 +105,33 @@ class _LstmBytes(QuantizedRows):
         self.move(_TABLE, self.argument("table"))
         self.move(_WEIGHTS, self.argument("weights"))
         self.emit("XOR_R32_RM32", Register.R12D, Register.R12D)
-        with self.until(_STATE, self.argument("states"), 4 * self.isa.lanes):
-            for part in range(BLOCK // self.isa.lanes):
-                if part:
-                    self.advance(4 * self.isa.lanes, _STATE)
-                for slot, now in ((_SRC_ROW, _SRC_NOW), (_DST_ROW, _DST_NOW)):
-                    self.move(_LEFT, now)
-                    self.add(_LEFT, _STATE)
-                    self.emit("MOV_RM64_R64", at(Register.RSP, slot), _LEFT)
-                self.emit("XOR_R32_RM32", Register.R10D, Register.R10D)
-                whole, rest = divmod(self._rows, self._group)
-                if whole > 1:
-                    with self.until(_SEQUENCE, self.argument("whole_groups"), 0):
-                        self._sequences(self._group, part)
-                elif whole:
-                    self._sequences(self._group, part)
-                if rest:
-                    self._sequences(rest, part)
+        with self.until(_STATE, self.argument("states"), 4 * BLOCK):
+            for slot, now in ((_SRC_ROW, _SRC_NOW), (_DST_ROW, _DST_NOW)):
+                self.move(_LEFT, now)
+                self.add(_LEFT, _STATE)
+                self.emit("MOV_RM64_R64", at(Register.RSP, slot), _LEFT)
+            self.emit("XOR_R32_RM32", Register.R10D, Register.R10D)
+            whole, rest = divmod(self._rows, self._group)
+            if whole > 1:
+                with self.until(_SEQUENCE, self.argument("whole_groups"), 0):
+                    self._sequences(self._group)
+            elif whole:
+                self._sequences(self._group)
+            if rest:
+                self._sequences(rest)
             self.advance(self._states * BLOCK, _WEIGHTS)
 
-    def _sequences(self, count: int, part: int) -> None:
+    def _sequences(self, count: int) -> None:
         """Compute the states of some sequences."""
-        if part == 0:
-            self.move(_PLACE, _WEIGHTS)
-            self.move(_CODES, _SEQUENCE)
-            self.immediate("SHR_RM64_IMM8", _CODES, 2)  # a state has four bytes, a code has one
-            self.add(_CODES, self.argument("codes"))
-            if self.isa.nbytes == 64:
-                self._multiply(count)
-            else:
-                self._multiply_split()
-            self.emit("LEA_R64_M", _SUM, at(Register.RSP, _SUMS))
+        self.move(_PLACE, _WEIGHTS)
+        self.move(_CODES, _SEQUENCE)
+        self.immediate("SHR_RM64_IMM8", _CODES, 2)  # a state has four bytes, a code has one
+        self.add(_CODES, self.argument("codes"))
+        if self.isa.nbytes == 64:
+            self._multiply(count)
         else:
-            self._point_to_rest(_SUM)
+            self._multiply_split(count)
+        self.emit("LEA_R64_M", _SUM, at(Register.RSP, _SUMS))
         self.load_numbers(self._constants)
         self.immediate("MOV_RM64_IMM32", _LEFT, count)
         with self.repeat(_LEFT, _LEFT):
@@ -148,9 +144,10 @@ class _LstmBytes(QuantizedRows):
         # two sums for each gate of one sequence: an addition waits for the one before
         chains = 2 if count == 1 else 1
         sums = [
-            [[self._sum(chain, row, gate) for chain in range(chains)] for gate in range(GATES)] for row in range(count)
+            [[self._sum(number, row, gate) for number in range(chains)] for gate in range(GATES)]
+            for row in range(count)
         ]
-        for one in (chain for row in sums for gate in row for chain in gate):
+        for one in chain(*chain(*sums)):
             self.zero(one)
         self.immediate("MOV_RM64_IMM32", _LEFT, self._states // (DEPTH * UNROLLED))
         with self.repeat(_LEFT, _LEFT):
@@ -175,50 +172,46 @@ class _LstmBytes(QuantizedRows):
     def _sum(self, chain: int, row: int, gate: int) -> int:
         return self.register(_FIRST + (chain + row) * GATES + gate)
 
-    def _multiply_split(self) -> None:
-        """Write the sums of one sequence's gates: the upper bits of codes twice, and their last bits.
+    def _multiply_split(self, count: int) -> None:
+        """Write the sums of some sequences' gates: the upper bits of codes twice, and their last bits.
 
         A pair of products has 16 bits then, also after the last bits of a turn were added. The weights of a gate are
         read as they lie in memory, for both halves of the block.
         """
-        upper, last, words, once, twice = (self.register(number) for number in range(5))
-        halves = range(BLOCK // self.isa.lanes)
-        sums, lasts = ([self.register(first + half) for half in halves] for first in (_FIRST, _FIRST + len(halves)))
-        for one, name in ((once, "once"), (twice, "twice")):
-            self.v("VMOVUPS", one, self.argument(name))
-        self._point_to_rest(_NUMBERS)
+        bits, words, twice = (self.register(number) for number in range(3))
+        halves, free = range(BLOCK // self.isa.lanes), count_from(3)
+        sums, lasts = ([[self.register(next(free)) for _ in halves] for _ in range(count)] for _ in range(2))
+        self.v("VMOVUPS", twice, self.argument("twice"))
         for gate in range(GATES):
-            for one in sums:
+            for one in chain(*sums):
                 self.zero(one)
             self.immediate("MOV_RM64_IMM32", _LEFT, self._states // (DEPTH * UNROLLED))
             with self.repeat(_LEFT, _LEFT):
-                for unit in range(UNROLLED):
-                    for one, array in ((upper, 0), (last, 1)):
-                        self.v("VPBROADCASTD", one, at(_CODES, array * self._rows * self._states + unit * DEPTH))
-                    self.emit("PREFETCHT0_M8", at(_PLACE, unit * len(halves) * self.isa.nbytes + _AHEAD_NBYTES))
-                    for half in halves:
-                        weights = at(_PLACE, (unit * len(halves) + half) * self.isa.nbytes)
-                        self.v("VPMADDUBSW", words, upper, weights)
+                for unit, row in product(range(UNROLLED), range(count)):
+                    first = unit * len(halves) * self.isa.nbytes
+                    if row == 0:
+                        self.emit("PREFETCHT0_M8", at(_PLACE, first + _AHEAD_NBYTES))
+                    weights = [at(_PLACE, first + half * self.isa.nbytes) for half in halves]
+                    self.v("VPBROADCASTD", bits, at(_CODES, row * self._states + unit * DEPTH))
+                    for half, one in enumerate(sums[row]):
+                        self.v("VPMADDUBSW", words, bits, weights[half])
                         self.v("VPMADDWD", words, words, twice)
-                        self.v("VPADDD", sums[half], sums[half], words)
-                        self.v("VPMADDUBSW", words if unit else lasts[half], last, weights)
+                        self.v("VPADDD", one, one, words)
+                    self.v("VPBROADCASTD", bits, at(_CODES, (self._rows + row) * self._states + unit * DEPTH))
+                    for half, one in enumerate(lasts[row]):
+                        self.v("VPMADDUBSW", words if unit else one, bits, weights[half])
                         if unit:
-                            self.v("VPADDW", lasts[half], lasts[half], words)
-                for one, of_last in zip(sums, lasts, strict=True):
-                    self.v("VPMADDWD", words, of_last, once)
+                            self.v("VPADDW", one, one, words)
+                for one, of_last in zip(chain(*sums), chain(*lasts), strict=True):
+                    self.v("VPMADDWD", words, of_last, self.argument("once"))
                     self.v("VPADDD", one, one, words)
                 self.advance(UNROLLED * DEPTH * BLOCK, _PLACE)
                 self.advance(UNROLLED * DEPTH, _CODES)
             self.advance(self._states**2 - self._states * BLOCK, _PLACE)
             self.advance(-self._states, _CODES)
-            for place, one in zip((Register.RSP, _NUMBERS), sums, strict=True):
-                self.v("VMOVUPS <", at(place, gate * self.isa.nbytes + (_SUMS if place == Register.RSP else 0)), one)
-
-    def _point_to_rest(self, pointer: int) -> None:
-        """Point to the sums of a sequence's gates that the second half of a block has."""
-        self.move(pointer, _SEQUENCE)
-        self.add(pointer, _SEQUENCE)  # eight bytes a state, of which a block has sixteen
-        self.add(pointer, self.argument("rest_sums"))
+            for row, half in product(range(count), halves):
+                place = (row * len(halves) + half) * GATES + gate
+                self.v("VMOVUPS <", at(Register.RSP, _SUMS + place * self.isa.nbytes), sums[row][half])
 
     def _split_codes(self) -> None:
         """Write the codes' last bits behind them, and leave their other bits."""
@@ -242,39 +235,46 @@ class _LstmBytes(QuantizedRows):
 
     def _gates(self) -> None:
         """Compute a sequence's states from its sums; the pointers move on to the next sequence."""
-        x, y = self.register(0), self.register(1)
-        for gate in range(GATES):
-            self._reals(gate)
-            self.release()
-            self.vector()
-            self.v("VMOVUPS <", self._gate(gate), tanh(self, x, 0.0, 0.0) if gate == _CELL else sigmoid(self, x))
-        self._point("dst_c")
-        self.v("VMOVUPS", x, self._gate(_FORGET))
-        self.v("VMULPS", x, x, at(_NUMBERS))
-        self.v("VMOVUPS", y, self._gate(_INPUT))
-        self.v("VFMADD231PS", x, y, self._gate(_CELL))
-        self.v("VMOVUPS <", at(_NUMBERS), x)
-        self.release()
-        self.vector()
-        z = tanh(self, x, 0.0, 0.0)
-        self.v("VMULPS", z, z, self._gate(_OUTPUT))
-        self._point("dst_h")
-        self.v("VMOVUPS <", at(_NUMBERS), z)
-        self.move(_NUMBERS, at(Register.RSP, _DST_ROW))
-        self.v("VMOVUPS <", at(_NUMBERS), z)
+        for first in range(0, 4 * BLOCK, self.isa.nbytes):
+            if first:
+                self.advance(GATES * self.isa.nbytes, _SUM)
+            self._states_from(first)
         for slot, name in ((_SRC_ROW, "src_row"), (_DST_ROW, "dst_row")):
             self.move(_NUMBERS, self.argument(name))
             self.emit("ADD_RM64_R64", at(Register.RSP, slot), _NUMBERS)
         self.advance(4 * self._states, _SEQUENCE)
         self.advance(GATES * self.isa.nbytes, _SUM)
 
-    def _reals(self, gate: int) -> None:
-        """Set register 0 to the argument of a gate's function."""
+    def _states_from(self, first: int) -> None:
+        """Compute a vector of states, so many bytes behind the block's first one."""
         x, y = self.register(0), self.register(1)
+        for gate in range(GATES):
+            self._reals(gate, first)
+            self.release()
+            self.vector()
+            self.v("VMOVUPS <", self._gate(gate), tanh(self, x, 0.0, 0.0) if gate == _CELL else sigmoid(self, x))
+        self._point("dst_c")
+        self.v("VMOVUPS", x, self._gate(_FORGET))
+        self.v("VMULPS", x, x, at(_NUMBERS, first))
+        self.v("VMOVUPS", y, self._gate(_INPUT))
+        self.v("VFMADD231PS", x, y, self._gate(_CELL))
+        self.v("VMOVUPS <", at(_NUMBERS, first), x)
+        self.release()
+        self.vector()
+        z = tanh(self, x, 0.0, 0.0)
+        self.v("VMULPS", z, z, self._gate(_OUTPUT))
+        self._point("dst_h")
+        self.v("VMOVUPS <", at(_NUMBERS, first), z)
+        self.move(_NUMBERS, at(Register.RSP, _DST_ROW))
+        self.v("VMOVUPS <", at(_NUMBERS, first), z)
+
+    def _reals(self, gate: int, first: int) -> None:
+        """Set register 0 to the argument of a gate's function."""
+        x, y, place = self.register(0), self.register(1), 4 * gate * self._states + first
         self.move(_NUMBERS, self.argument("sums"))
         self.add(_NUMBERS, _STATE)
         self.v("VMOVUPS", y, at(Register.RSP, _ZEROS))
-        self.v("VPMULLD", y, y, at(_NUMBERS, 4 * gate * self._states))
+        self.v("VPMULLD", y, y, at(_NUMBERS, place))
         self.v("VMOVUPS", x, self._gate(gate))
         self.v("VPSUBD", x, x, y)
         self.v("VCVTDQ2PS", x, x)
@@ -282,9 +282,9 @@ class _LstmBytes(QuantizedRows):
         self.load_one(y, at(_NUMBERS))
         self.move(_NUMBERS, self.argument("scales"))
         self.add(_NUMBERS, _STATE)
-        self.v("VMULPS", y, y, at(_NUMBERS, 4 * gate * self._states))
+        self.v("VMULPS", y, y, at(_NUMBERS, place))
         self.move(_NUMBERS, at(Register.RSP, _SRC_ROW))
-        self.v("VFMADD213PS", x, y, at(_NUMBERS, 4 * gate * self._states))
+        self.v("VFMADD213PS", x, y, at(_NUMBERS, place))
 
     def _gate(self, gate: int) -> MemoryOperand:
         return at(_SUM, gate * self.isa.nbytes)
