@@ -105,7 +105,7 @@ def _round_otherwise(module: nn.Module, seed: int) -> None:
     """Change each parameter about as much as a rounding does."""
     drawn = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in module.parameters():
+        for parameter in filter(torch.is_floating_point, module.parameters()):
             parameter.mul_(1 + _ROUNDING * torch.randn(parameter.shape, generator=drawn))
 
 
@@ -248,10 +248,11 @@ def channels_last(module: nn.Module, inputs: Sequence[Any]) -> tuple[nn.Module, 
 def without_dropout(make: Make) -> Made:
     """Make a module without dropout, since no two ways to run it draw alike."""
     step = make()
-    for part in step.module.modules():
+    module = copy.deepcopy(step.module)  # a function may return the same module each time
+    for part in module.modules():
         if isinstance(part, AnyDropout):
             part.p = 0.0
-    return step
+    return replace(step, module=module)
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> float:

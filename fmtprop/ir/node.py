@@ -170,6 +170,11 @@ class Node:
         return next((post_op.operand for post_op in self.post_ops if post_op.op == "sum"), None)
 
     @property
+    def grid_forms(self) -> tuple[tuple[str, object], ...]:
+        """What implementations depend on of the numbers for which its bytes stand (:attr:`Grid.form`)."""
+        return tuple((name, grid.form) for name, grid in self.grids.items())
+
+    @property
     def tail(self) -> frozenset[str]:
         """Names of the operands that post-ops read."""
         return frozenset(name for post_op in self.post_ops for name in post_op.operands)

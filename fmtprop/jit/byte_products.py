@@ -145,7 +145,8 @@ class ByteProductsKernel(StandaloneKernel):
         # of half a vector, only words can be read and written
         ends = {self.dst, *(one.operand.dtype for one in self.tail if one.operand is not None)}
         return (
-            (self.outputs % BLOCK == 0 or ends == {DataType.F32})
+            self.dst in (DataType.F32, DataType.U8, DataType.S8)
+            and (self.outputs % BLOCK == 0 or ends == {DataType.F32})
             and self.inputs % DEPTH == 0
             and 0 < self.inputs * self.height.window * self.width.window <= _MOST_INPUTS
             and min(self.images, self.outputs, self.height.dst, self.width.dst) > 0

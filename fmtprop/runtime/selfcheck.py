@@ -135,7 +135,7 @@ class _Likenesses:
 
     def of_node(self, node: Node) -> object:
         operands = tuple(_choice(node).operands.items())
-        key = id(implementation(node)), node.op, node.attrs, node.post_ops, _forms(node), operands, node.descs
+        key = id(implementation(node)), node.op, node.attrs, node.post_ops, node.grid_forms, operands, node.descs
         if key not in self._made:
             self._made[key] = likeness_in_model(node)
         return self._made[key]
@@ -179,12 +179,7 @@ def _likeness(step: Step) -> tuple[object, ...]:
     node, handle = step.node, id(implementation(step.node))
     formats = tuple(_choice(node).operands.items()), node.descs
     packing = tuple((name, _choice(one).operands["src"], id(implementation(one))) for name, one in step.packing.items())
-    return handle, node.op, node.attrs, node.post_ops, _forms(node), formats, packing, _adds_in_place(step)
-
-
-def _forms(node: Node) -> tuple[tuple[str, object], ...]:
-    """Return what an implementation depends on of the numbers for which bytes stand."""
-    return tuple((name, grid.form) for name, grid in node.grids.items())
+    return handle, node.op, node.attrs, node.post_ops, node.grid_forms, formats, packing, _adds_in_place(step)
 
 
 def primitive_key(node: Node) -> str:

@@ -440,7 +440,7 @@ def _tail(node: Node) -> object:
     post_ops = tuple((post_op.op, post_op.attrs, post_op.operands) for post_op in node.post_ops)
     if not node.grids:
         return post_ops
-    return post_ops, tuple((name, grid.form) for name, grid in node.grids.items())
+    return post_ops, node.grid_forms
 
 
 def _identity(node: Node, impl: str, operands: Mapping[str, MemoryDesc], results: tuple[MemoryDesc, ...]) -> object:

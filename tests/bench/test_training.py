@@ -10,6 +10,8 @@ from benchmarks import bench_training
 from benchmarks.bench_training import Case
 from fmtprop.bench import Agreement, Benchmark, Entry, Environment
 from fmtprop.bench.interleave import Quartiles
+from fmtprop.bench.training import Expected
+from fmtprop.capture.factories import Made
 
 
 class Small(nn.Module):
@@ -60,3 +62,14 @@ def test_without_arguments_all_networks_are_measured(capsys):
     with pytest.raises(SystemExit):
         bench_training.parse(["lenet"])
     assert "no network 'lenet'; there are resnet50" in capsys.readouterr().err
+
+
+def test_a_function_may_return_the_same_module_each_time():
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(64, 2))
+    made = Made(module, (torch.randn(2, 3, 6, 6),), torch.sum)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    expected = Expected.of(lambda: made, "f32")
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+    assert module[2].p == 0.5
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert max(expected.errors.values()) > 0

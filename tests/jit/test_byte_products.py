@@ -146,6 +146,7 @@ def test_results_are_rounded_to_bytes_and_saturate(dst: DataType, summand: DataT
         kernel(3, 16, (1, 5)),  # no whole pairs
         kernel(1 << 16, 16, (1, 5)),  # sums of more than 31 bits
         kernel(8, 20, (1, 5), dst=DataType.U8),  # half a vector of bytes
+        kernel(8, 16, (1, 5), dst=DataType.S32),
         kernel(8, 16, (5, 5), (1, 1), pad=1),  # positions that read zeros alone
         kernel(8, 16, (1, 5), tail=(TailStep("mul", operand=TailOperand(DataType.S8, 1, is_number=True)),)),
         kernel(8, 16, (1, 5), tail=(TailStep("soft_relu"),)),

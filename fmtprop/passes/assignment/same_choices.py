@@ -309,8 +309,8 @@ class _Transfer(Assignment):
         self, node: Node, choice: Choice, given: Request, wanted: tuple[MemoryDesc, ...]
     ) -> Candidate | None:
         tail = tuple((post_op.op, post_op.attrs, post_op.operands) for post_op in node.post_ops)
-        operands, grids = tuple(given.items()), tuple((name, grid.form) for name, grid in node.grids.items())
-        key = node.op, node.attrs, tail, node.exact, grids, node.results, operands, wanted, choice.target, choice.impl
+        how = *given.items(), wanted, choice.target, choice.impl
+        key = node.op, node.attrs, tail, node.exact, node.grid_forms, node.results, how
         if key not in self.known:
             self.known[key] = self._asked(node, choice, given, wanted)
         return self.known[key]
