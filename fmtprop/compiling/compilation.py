@@ -154,7 +154,7 @@ class Compilation(Planned):
         """Choose, check and freeze: again where a primitive gives a wrong answer, or a plan can't be made."""
         while True:
             chosen = self._selection.decide()
-            self.tuning = self._selection.tuning
+            self.tuning, self.basis = self._selection.tuning, self._selection.basis
             name, graph = chosen.kept.name, chosen.kept.graph
             self._target.forget()
             draft = chosen.draft or self._attempts.of(name, partial(Draft, graph, self._target))

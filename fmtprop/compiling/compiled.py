@@ -67,6 +67,8 @@ class CompiledModel(Serving, Saveable):
         How long the plans took that were run against each other, if they were.
     tuning : Tuning or None
         Where the costs of the `optimal` assignment came from.
+    basis : Basis or None
+        What these costs are made of, if the plan was chosen in this process: reports compare plans by the same costs.
     dropped : mapping of str to str
         Ways to run the model that failed while it was compiled and were left out, and why.
     left_out : mapping of str to str
@@ -86,7 +88,7 @@ class CompiledModel(Serving, Saveable):
         self.graph, self.plan, self.options = compilation.formatted, compilation.plan, compilation.options
         self.compile_seconds, self.precision = compilation.seconds, compilation.precision
         self.certificate, self.race = compilation.certificate, compilation.race
-        self.tuning, self.dropped = compilation.tuning, compilation.dropped
+        self.tuning, self.basis, self.dropped = compilation.tuning, compilation.basis, compilation.dropped
         self.left_out = compilation.left_out
         plan, graph = self.plan, self.graph
         self._executor = Executor(plan, compilation.plan_for, arenas=self._arenas, flushes=self.options.flushes)

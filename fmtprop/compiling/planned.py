@@ -25,7 +25,7 @@ from fmtprop.system.printable import counted
 from fmtprop.targets import ReferenceTarget
 from fmtprop.targets.executable import Targets, implementation
 from fmtprop.targets.registry import provider
-from fmtprop.tuning import Tuning
+from fmtprop.tuning import Basis, Tuning
 
 #: how often a model is planned again after a failed check of its plan
 ATTEMPTS = 5
@@ -49,6 +49,8 @@ class Planned:
         self.certificate: Certificate | None = None
         self.race: Race | None = None
         self.tuning: Tuning | None = None
+        #: of the costs by which the plan was chosen, in this process
+        self.basis: Basis | None = None
         self.wrong: list[Mismatch] = []
         self.dropped: Mapping[str, str] = {}
         self.left_out: Mapping[str, str] = {}

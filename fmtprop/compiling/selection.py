@@ -28,7 +28,7 @@ from fmtprop.runtime.dummy_weights import runs_on_any_numbers, with_dummy_weight
 from fmtprop.store import Store, key_of
 from fmtprop.targets.executable import Provider
 from fmtprop.targets.registry import setting_for
-from fmtprop.tuning import KNOWN, NOMINAL, TunedCosts, Tuning, costs_for
+from fmtprop.tuning import KNOWN, NOMINAL, Basis, TunedCosts, Tuning, costs_for
 from fmtprop.tuning.peaks import improve
 
 _LOG = logging.getLogger(__name__)
@@ -116,6 +116,11 @@ class Selection:
         self._nodes: Mapping[str, Sequence[Node]] = {}
         #: whether compiling may take long
         self._patient = options.tuning.is_patient
+
+    @property
+    def basis(self) -> Basis | None:
+        """What the costs of `optimal` are made of, with all that runs have taught."""
+        return None if self._costs is None else self._costs.basis()
 
     def decide(self) -> Decision:
         """Assign formats, in several ways where it is not known yet which of them is the fastest; return one."""

@@ -124,6 +124,7 @@ class Rivals:
     @cached_property
     def plan_seconds(self) -> float:
         """Cost of the plan, by the same costs as the plans that it is compared with."""
+        assert self.problem  # it prepares them
         return price(self._formatted, self.costs)
 
     def ways_reading(self, reader: str, operand: str, desc: MemoryDesc) -> int:
@@ -314,4 +315,4 @@ def _out_of_place(problem: Problem, concat: str) -> Problem:
 def _costs(net: Compiled, normal: Graph, target: Provider) -> TunedCosts:
     weights, activations = weights_nbytes(normal), activations_nbytes(normal)
     source = net.options.recorded_costs
-    return costs_for(source, weights_nbytes=weights, activations_nbytes=activations, target=target)
+    return costs_for(source, weights_nbytes=weights, activations_nbytes=activations, target=target, basis=net.basis)

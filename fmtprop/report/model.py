@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from fmtprop.compiling.race import Race
     from fmtprop.passes.optimal import Certificate
-    from fmtprop.tuning import Tuning
+    from fmtprop.tuning import Basis, Tuning
 
 #: share of a run in steps without optimized code from which a report warns, and the number of ops in the warning
 _WARNED_SHARE, _NAMED_OPS = 0.05, 3
@@ -61,6 +61,7 @@ class Compiled(Protocol):
     options: Any
     certificate: Certificate | None
     tuning: Tuning | None
+    basis: Basis | None
     race: Race | None
     dropped: Mapping[str, str]
     left_out: Mapping[str, str]

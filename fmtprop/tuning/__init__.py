@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from fmtprop.tuning.costs import KNOWN, MEASURING, NOMINAL, TUNES, TunedCosts, Tuning, costs_for
+from fmtprop.tuning.costs import KNOWN, MEASURING, NOMINAL, TUNES, Basis, TunedCosts, Tuning, costs_for
 
-__all__ = ["KNOWN", "MEASURING", "NOMINAL", "TUNES", "TunedCosts", "Tuning", "costs_for"]
+__all__ = ["KNOWN", "MEASURING", "NOMINAL", "TUNES", "Basis", "TunedCosts", "Tuning", "costs_for"]

@@ -91,6 +91,18 @@ class Tuning:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Basis:
+    """What modelled costs are made of: figures of the machine, and what runs had taught.
+
+    Later runs teach more, and other processes share the store. A plan that was proved the cheapest may not be by costs
+    of another basis, so what tells of a plan afterwards takes the one by which it was chosen.
+    """
+
+    model: CostModel
+    paces: Paces
+
+
 def costs_for(
     tune: str = "auto",
     *,
@@ -100,6 +112,7 @@ def costs_for(
     progress: Progress | None = None,
     store: Store | None = None,
     target: Provider | None = None,
+    basis: Basis | None = None,
 ) -> TunedCosts:
     """Return the costs for a compilation, with the present number of threads.
 
@@ -112,17 +125,18 @@ def costs_for(
     that of weights, it decides from which level of memory weights come. `budget`: seconds for measuring; 0 to measure
     nothing. Default: no limit. `progress`: told (done, total) while problems are measured. `store`: figures measured
     before. Default: the user's store. `target`: target of the nodes; its reorders are timed. Default: oneDNN.
+    `basis`: of earlier costs, to get the same ones. Default: what the store has.
     """
     if tune not in (*TUNES, NOMINAL, KNOWN):
         raise FmtpropError(f"unknown tune {tune!r}; known: {', '.join(TUNES)}")
     known, target = store if store is not None else Store(), target or OneDnnTarget()
     if tune == KNOWN and not are_measured(known):
         tune = NOMINAL
-    model, footprint = target.model(), weights_nbytes + (activations_nbytes or 0)
+    model, footprint = basis.model if basis else target.model(), weights_nbytes + (activations_nbytes or 0)
     if model is None:
         figures = nominal_peaks() if tune == NOMINAL else peaks(known, 0 if tune == KNOWN else footprint)
         model = ModelCosts(figures, footprint, dnnl.lib().lanes)
-    paces = Paces(None if tune == NOMINAL else known)
+    paces = basis.paces if basis else Paces(None if tune == NOMINAL else known)
     tune = "model" if tune in (NOMINAL, KNOWN) else tune
     return TunedCosts(model, known, tune, weights_nbytes, inf if budget is None else budget, progress, target, paces)
 
@@ -167,6 +181,10 @@ class TunedCosts:
         self._paces = paces or Paces(store)
         self._ratios: dict[Hashable, float] = {}
         self._answers: dict[Hashable, float] = {}
+
+    def basis(self) -> Basis:
+        """Return what the modelled costs are made of, as it is now."""
+        return Basis(self.model, self._paces.frozen())
 
     # ------------------------------------------------------------------ Costs
 

@@ -72,6 +72,12 @@ class Paces:
         if self._store is not None:
             self._store.learn({_key(name): pace for name, pace in found.items()})
 
+    def frozen(self) -> Paces:
+        """Return the ratios that were asked for or learned here: later ones of the store change nothing in them."""
+        copy = Paces(None)
+        copy._known = dict(self._known)
+        return copy
+
     def _recorded(self, family: Family) -> float | None:
         if family not in self._known:
             self._known[family] = self._store.learned(_key(family)) if self._store is not None else None
