@@ -13,6 +13,7 @@ from functools import lru_cache
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import BatchNorm, Conv, Deconv, Eltwise, FakeQuantize, LayerNorm, Prelu, Recurrent, Reduction, Reorder
+from fmtprop.ops.convolution_backward import ConvGradient
 from fmtprop.ops.softmax import Softmax
 from fmtprop.passes.assignment.formats import plain
 from fmtprop.passes.target import Request, is_loop
@@ -30,6 +31,9 @@ _LONGEST_RIGHT_SUM = 3840
 
 #: places of an image for which the compiled 1x1 convolution for AMX was right in all sizes: more than three tiles of 16
 _FEWEST_RIGHT_PLACES = 49
+
+#: channels for which the compiled gradient by dilated weights for AMX was right in all sizes: two vectors, a tile's row
+_MOST_RIGHT_CHANNELS = 32
 
 #: numbers of f32 in a vector of AVX-512, and of AVX2
 _LONGEST_VECTOR, _LANES_OF_AVX2 = 16, 8
@@ -263,6 +267,19 @@ def _few_places_on_amx(node: Node, formats: Request, impl: str) -> bool:
         return False
     dims = formats["dst"].dims
     return math.prod(dims[2:] if isinstance(node.attrs, Conv) else dims[:-1]) < _FEWEST_RIGHT_PLACES
+
+
+# seen in 3.2.0 from 33 channels on, images and volumes; with wide windows, the process ends
+@_defect(
+    (3, 0), _NOT_YET,
+    "the compiled gradient by dilated weights for AMX reads outside of a source whose channels fill no vector",
+)  # fmt: skip
+def _gradient_by_dilated_weights_on_amx(node: Node, formats: Request, impl: str) -> bool:
+    if node.op != "convolution_backward_weights" or not isinstance(node.attrs, ConvGradient):
+        return False
+    channels = node.attrs.dims[-1 - len(node.attrs.strides)]
+    is_cut = channels > _MOST_RIGHT_CHANNELS and channels % _LONGEST_VECTOR != 0
+    return impl == "jit:avx512_core_amx" and any(node.attrs.dilates) and is_cut
 
 
 # seen in 3.2.0, forward and backward, in every data type

@@ -16,6 +16,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.convolution import Conv
+from fmtprop.ops.convolution_backward import ConvGradient
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.inner_product import InnerProduct
@@ -382,6 +383,40 @@ def test_known_bad_products_of_few_rows_on_amx(rows, impl, bad):
     )
     formats = {"src": MemoryDesc((*rows, 64), "bf16"), "dst": MemoryDesc((*rows, 64), "bf16")}
     assert (known_bad((3, 2, 0), node, formats, impl) is not None) is bad
+
+
+@pytest.mark.parametrize(
+    ("channels", "dilate", "impl", "bad"),
+    [
+        (33, 1, "jit:avx512_core_amx", True),
+        (33, 0, "jit:avx512_core_amx", False),
+        (31, 1, "jit:avx512_core_amx", False),
+        (48, 1, "jit:avx512_core_amx", False),
+        (33, 1, "brgconv_bwd_w:avx512_core_amx", False),
+    ],
+)
+def test_known_bad_gradient_by_dilated_weights_on_amx(channels, dilate, impl, bad):
+    node, formats = gradient_by_weights(channels, dilate)
+    assert (known_bad((3, 2, 0), node, formats, impl) is not None) is bad
+
+
+def gradient_by_weights(channels, dilate, outputs=16):
+    """Return a 3x3 convolution's gradient by its weights, in bf16, and the formats of its operands."""
+    window = (1, 1), (dilate, dilate), (1 + dilate,) * 2, (1 + dilate,) * 2
+    dims = {"src": (1, channels, 14, 14), "diff_dst": (1, outputs, 14, 14)}
+    types = {name: TensorType(size, "bf16") for name, size in dims.items()}
+    node = node_of("convolution_backward_weights", ConvGradient(*window, 1, (outputs, channels, 3, 3), False), types)
+    return node, {name: MemoryDesc(size, "bf16", tag="acdb") for name, size in dims.items()}
+
+
+@pytest.mark.parametrize("dilate", [0, 1, 4])
+def test_gradients_by_weights_of_every_tail_are_right(dilate):
+    target = OneDnnTarget()
+    for channels in (16, 24, 33, 40, 47, 48, 81):
+        node, formats = gradient_by_weights(channels, dilate)
+        for candidate in target.candidates(node, request(node, formats)):
+            way = node.with_(descs=candidate.results, choice=candidate.choice("tried"))
+            assert check_node(way) is None, (channels, candidate.impl)
 
 
 def test_products_of_every_number_of_rows_are_right():
