@@ -137,7 +137,7 @@ def is_loop(impl: str) -> bool:
 def is_optimized(target: Target, node: Node, types: Mapping[str, TensorType]) -> bool:
     """Return whether a target has optimized code for a node in one of the formats to try."""
     return any(
-        not candidate.is_ref for request in _requests(node, types) for candidate in target.candidates(node, request)
+        not candidate.is_ref for request in all_requests(node, types) for candidate in target.candidates(node, request)
     )
 
 
@@ -155,7 +155,7 @@ def free_request(node: Node, types: Mapping[str, TensorType]) -> dict[str, Memor
     return {**request, **free_results(node)}
 
 
-def _requests(node: Node, types: Mapping[str, TensorType]) -> Iterator[Request]:
+def all_requests(node: Node, types: Mapping[str, TensorType]) -> Iterator[Request]:
     """Yield a request that leaves everything to the target, then requests with all sources in one format."""
     free, read = free_request(node, types), sources(node, types)
     widest = max(read, key=lambda name: types[name].size)

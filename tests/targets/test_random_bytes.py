@@ -37,7 +37,7 @@ def drawn(seed: int) -> tuple[Node, dict[str, TensorType]] | None:
         op, attrs, dims, weights = "matmul", MatMul(), (*lead, pick.choice([1, 2, 33]), depth), (*own, depth, outputs)
         axes = () if own else (1,)
     else:
-        made = _windowed(pick, kind, batch, channels, outputs)
+        made = windowed(pick, kind, batch, channels, outputs)
         if made is None:
             return None
         op, attrs, dims, weights = made
@@ -54,7 +54,8 @@ def drawn(seed: int) -> tuple[Node, dict[str, TensorType]] | None:
     return node.with_(grids={**grids, "dst": grid} if post_ops else grids), types
 
 
-def _windowed(pick: random.Random, kind: str, batch: int, channels: int, outputs: int) -> tuple | None:
+def windowed(pick: random.Random, kind: str, batch: int, channels: int, outputs: int) -> tuple | None:
+    """Return op, attributes and sizes of a random convolution; None if its window is larger than its image."""
     ndim, groups = SPATIAL[kind], 1
     if kind == "image depthwise":
         groups = outputs = channels
