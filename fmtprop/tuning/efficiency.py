@@ -49,6 +49,16 @@ _EFFICIENCY = (
 )
 _OTHER = (0.5, 0.5, 0.2)
 
+#: the same of the peak of matrices (AMX), where reading and writing come on top. Medians over 27 products of
+#: transformers and 26 convolutions in bf16 (one thread of a Xeon, v3.2): times are 0.55 to 1.6 of these costs
+_EFFICIENCY_OF_TILES = (
+    ("brgconv_strided", (0.75, 0.65, 0.003)),
+    ("brgconv", (0.94, 0.72, 0.03)),
+    ("brg", (0.72, 0.72, 0.72)),
+    ("jit_1x1", (0.66, 0.66, 0.66)),
+    ("jit", (0.74, 0.50, 0.02)),
+)
+
 #: sequences with which recurrent layers reach half of these shares, by oneDNN and by the kernel of our own: a step is a
 #: product of as many rows. LSTMs of 48 to 512 states, 48 steps of 1, 2, 4, 6 and 8 sequences, the kernel's time over
 #: oneDNN's: 0.6, 0.55, 0.7, 0.8 and 0.85 (AVX-512), 0.5, 0.5, 0.7, 0.7 and 0.7 (AVX2, v3.2, one thread)
@@ -106,8 +116,18 @@ def efficiency(impl: str, shape: int = 0) -> float:
         name, shape = name.removeprefix(AS_CONVOLUTION).replace("brgconv", "brg"), shape or 1
     elif name != impl and "gemm:jit" in name:
         return _GEMM
-    shares = next((shares for start, shares in _EFFICIENCY if name.startswith(start)), _OTHER)
+    table = (*_EFFICIENCY_OF_TILES, *_EFFICIENCY) if uses_tiles(impl) else _EFFICIENCY
+    shares = next((shares for start, shares in table if name.startswith(start)), _OTHER)
     return shares[shape] * _OLD.get(impl.rpartition(":")[2], 1.0)
+
+
+def uses_tiles(impl: str) -> bool:
+    """Return whether an implementation multiplies matrices (AMX).
+
+    >>> uses_tiles("brgconv:avx512_core_amx+swish"), uses_tiles("brgconv:avx512_core_bf16")
+    (True, False)
+    """
+    return "_amx" in impl
 
 
 def of_depthwise(impl: str) -> float:

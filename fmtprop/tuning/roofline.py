@@ -12,6 +12,7 @@ from math import prod
 from fmtprop.ir import Attrs, Linear, Node, PostOp, TensorType, linear_of, opdef
 from fmtprop.ir.post_ops import types_along
 from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.layout.geometry import axis_order
 from fmtprop.passes.target import AS_GRADIENT, Candidate
 from fmtprop.targets.executable import threads_here
 from fmtprop.tuning import identity
@@ -24,6 +25,7 @@ from fmtprop.tuning.efficiency import (
     is_general,
     of_depthwise,
     shape_of,
+    uses_tiles,
 )
 from fmtprop.tuning.peaks import FOOTPRINTS, Peaks
 
@@ -75,6 +77,10 @@ _DEPTHWISE = 2
 #: part of its speed on blocks that `jit_1x1` reaches on channels-last tensors with vectors of 16: the median of 18
 #: layers of MNASNet (v3.2, Xeon, two threads); there, brgconv_1x1 is as fast as this one on blocks
 _POINTWISE_ACROSS_SHARE = 0.9
+
+#: peak of bf16, in those of f32, above which the machine has matrices of it (AMX); and there, that of pairs of products
+#: in vectors, which have half of the units: 0.55 to 0.97 (a Xeon, v3.2)
+_FASTEST_VECTORS, _PAIRS_BESIDE_TILES = 4.0, 0.75
 
 #: bytes of the weights of a direction's state, read for one sequence, for which a step of oneDNN keeps one more thread
 #: busy. Two threads are 1.0, 1.0, 1.8 times as fast as one for LSTMs of 64, 128 and 256 states of one sequence, and 1.3
@@ -129,6 +135,10 @@ _PYTORCH_PASSES_SHARE = 0.3
 #: share of the peak that the products of its deconvolutions reach (70 random ones, torch 2.13)
 _PYTORCH_TRANSPOSED_SHARE = 0.25
 
+#: seconds that a number takes in its element-wise functions of tensors whose axes lie in different orders, one number
+#: at a time: f32, and narrower types, which it converts (torch 2.13, products of 150 000 to a million numbers)
+_PYTORCH_ACROSS_SECONDS = (0.6e-9, 1.4e-9)
+
 #: operators in a row, where an op has none of its own
 _PYTORCH_SEVERAL = 4
 
@@ -153,7 +163,10 @@ class ModelCosts:
     def __init__(self, peaks: Peaks, footprint: int, lanes: int = _AVX2_LANES) -> None:
         self.peaks, self._lanes = peaks, lanes
         self._streaming, self._by_kernel = (1 / peaks.rate(footprint, by_kernel=own) for own in (False, True))
-        self._functions = peaks.functions or peaks.flops[DataType.F32] * _POINTWISE_SHARE / _KERNEL_OPERATIONS
+        # numbers of every type are computed on in f32, but for products
+        self._vectors = peaks.flops[DataType.F32]
+        self._pointwise = self._vectors * _POINTWISE_SHARE
+        self._functions = peaks.functions or self._pointwise / _KERNEL_OPERATIONS
         self._cached, self._few_rows_share = 1 / peaks.copying, peaks.rate(0, by_kernel=True) / peaks.rate(0)
 
     def prepare(
@@ -180,7 +193,7 @@ class ModelCosts:
             return self._by_pytorch(node, operands, candidate.results, peak)
         if linear is None:
             gathered = prod(operands.get("src", dst).dims) / max(prod(dst.dims), 1)
-            arithmetic = cost.operations(node.attrs, gathered) * prod(dst.padded_dims) / (peak * _POINTWISE_SHARE)
+            arithmetic = cost.operations(node.attrs, gathered) * prod(dst.padded_dims) / self._pointwise
             arithmetic *= self._gathering(candidate.impl, dst, cost.gathers)
             if _says(candidate, "by_kernel") and opdef(node.op).elementwise:
                 arithmetic = min(arithmetic, prod(dst.dims) / self._functions)
@@ -217,14 +230,14 @@ class ModelCosts:
             if candidate.impl.startswith("brgconv"):
                 arithmetic += _copied_windows(node, src, weights, out) * self._cached
             if candidate.impl.startswith(AS_GRADIENT) and "bias" in operands:
-                arithmetic += _GRADIENT_TAIL["bias"] * prod(sizes[0].dims) / peak
+                arithmetic += _GRADIENT_TAIL["bias"] * prod(sizes[0].dims) / self._vectors
             if linear.transposed and is_general(candidate.impl):
                 arithmetic += _GENERAL_WINDOW * _added(linear, src, weights, out) / peak
             elif linear.windowed and is_general(candidate.impl) and shape_of(linear, src, weights) != 1:
                 gathered = linear.products(src.dims, weights.dims, out.dims) / weights.dims[-src.ndim]
                 arithmetic += _GATHERED * gathered / peak
             elif is_general(candidate.impl.rpartition("matmul:")[2]) and weights.dtype.nbytes == 1:
-                arithmetic += _GENERAL_PACKED * prod(weights.dims) / self.peaks.flops[DataType.F32]
+                arithmetic += _GENERAL_PACKED * prod(weights.dims) / self._vectors
             if _says(candidate, "moves_freely"):  # a kernel of few rows
                 arithmetic = 0.0
             elif candidate.impl.startswith("brg") and _is_transposed(linear, weights):
@@ -234,36 +247,41 @@ class ModelCosts:
         for post_op, before, behind in zip(post_ops, sizes, sizes[1:], strict=False):
             if post_op.op == "convolution" and post_op.operand is not None:
                 window = prod(operands[post_op.operand].dims[1:])
-                depthwise = self.peaks.flops[DataType.F32] * of_depthwise(candidate.impl)
+                depthwise = self._vectors * of_depthwise(candidate.impl)
                 arithmetic += 2.0 * window * prod(behind.dims) / depthwise
                 if candidate.impl.startswith(_TWO_KERNELS):
                     moved += 2 * before.nbytes * self._cached
             elif candidate.impl.startswith(AS_GRADIENT):
-                arithmetic += _GRADIENT_TAIL[_tail_kind(post_op)] * prod(before.dims) / peak
+                arithmetic += _GRADIENT_TAIL[_tail_kind(post_op)] * prod(before.dims) / self._vectors
             elif linear is not None and linear.windowed and is_general(candidate.impl):
                 # a sum is a part of the product
-                arithmetic += (post_op.op != "sum") * _GENERAL_TAIL[_tail_kind(post_op)] * prod(before.dims) / peak
+                arithmetic += (
+                    (post_op.op != "sum") * _GENERAL_TAIL[_tail_kind(post_op)] * prod(before.dims) / self._vectors
+                )
             else:
-                tail = _operations(post_op.op, post_op.attrs) / (peak * _POINTWISE_SHARE)
+                tail = _operations(post_op.op, post_op.attrs) / self._pointwise
                 if _says(candidate, "by_kernel"):  # alone or behind sums, its instructions are the same
                     tail = min(tail, 1 / self._functions)
                 arithmetic += tail * prod(before.dims)
         call = self.peaks.call * (_PRODUCT_CALL if linear is not None else 1.0)
         after = self._kernel(dst) if candidate.is_followed else 0.0
-        return call + max(arithmetic, moved) + after
+        both = arithmetic + moved if linear is not None and uses_tiles(candidate.impl) else max(arithmetic, moved)
+        return call + both + after
 
     def _peak(self, src: DataType, dst: DataType) -> float:
         """Return the operations per second of products: those of bytes by the source, others by the result."""
         found = self.peaks.flops.get(DataType.U8) if src in (DataType.U8, DataType.S8) else self.peaks.flops.get(dst)
-        return found or self.peaks.flops[DataType.F32]
+        return found or self._vectors
 
     def _peak_of(self, impl: str, shape: int, dtype: DataType, peak: float) -> float:
         """Return the peak for an implementation: where vectors compute, not that of matrices (AMX)."""
-        f32 = self.peaks.flops[DataType.F32]
+        f32 = self._vectors
         if shape == _DEPTHWISE:  # in f32, whatever the types are
             return f32
-        if "amx" in impl or impl.startswith("aten::"):
+        if uses_tiles(impl) or impl.startswith("aten::"):
             return peak
+        if dtype is DataType.BF16 and peak > _FASTEST_VECTORS * f32:
+            return _PAIRS_BESIDE_TILES * f32
         return min(peak, f32 * DataType.F32.nbytes / dtype.nbytes)
 
     def _gathering(self, impl: str, dst: MemoryDesc, gathers: float) -> float:
@@ -288,7 +306,7 @@ class ModelCosts:
         share = (_PYTORCH_COSTLY_SHARE if is_costly else cost.pytorch) * (cost.across if across else 1.0)
         if share <= _PYTORCH_PASSES_SHARE and dst.dtype.is_floating:
             share *= min(dst.dtype.nbytes / DataType.F32.nbytes, 1.0)
-        arithmetic = cost.by_pytorch(node.attrs) * prod(dst.dims) / (peak * _POINTWISE_SHARE)
+        arithmetic = cost.by_pytorch(node.attrs) * prod(dst.dims) / self._pointwise
         seconds = max(arithmetic, self._moving(node, operands, results, share, self._streaming))
         if linear is not None:
             reached = _PYTORCH_PACKED_SHARE if linear.windowed else _PYTORCH_PRODUCTS_SHARE
@@ -296,13 +314,15 @@ class ModelCosts:
             src, weights, out = _roles(linear, operands, dst)
             shape = shape_of(linear, src, weights)
             seconds += _products(linear, src, weights, out) / (peak * reached * efficiency("", shape) / efficiency(""))
-        seconds += _PYTORCH_WINDOW[not across] * cost.window(node.attrs) * prod(dst.dims) / (peak * _POINTWISE_SHARE)
+        if declaration.elementwise and any(_lies_across(desc, dst) for desc in operands.values()):
+            seconds += _PYTORCH_ACROSS_SECONDS[dst.dtype.nbytes < DataType.F32.nbytes] * prod(dst.dims)
+        seconds += _PYTORCH_WINDOW[not across] * cost.window(node.attrs) * prod(dst.dims) / self._pointwise
         pace = 1 / self.peaks.moves(2 * dst.nbytes)
         for post_op in node.post_ops:
             share = _PYTORCH_COSTLY_SHARE if _operations(post_op.op, post_op.attrs) > 1 else _PYTORCH_TAIL_SHARE
             if opdef(post_op.op).cost.pytorch < _PYTORCH_PASSES_SHARE:  # several operators, as a rounding is
                 share = opdef(post_op.op).cost.pytorch
-            arithmetic = opdef(post_op.op).cost.by_pytorch(post_op.attrs) * prod(dst.dims) / (peak * _POINTWISE_SHARE)
+            arithmetic = opdef(post_op.op).cost.by_pytorch(post_op.attrs) * prod(dst.dims) / self._pointwise
             seconds += max(arithmetic, 2 * dst.nbytes * pace / share)
         calls = 1 if declaration.pytorch.operator is not None else _PYTORCH_SEVERAL
         # it wakes its threads like any call, and Python's call is extra
@@ -405,6 +425,13 @@ def _roles(
     return src, weights, dst
 
 
+def _lies_across(desc: MemoryDesc, other: MemoryDesc) -> bool:
+    """Return whether the axes of two tensors of one size lie in different orders."""
+    if desc.dims != other.dims or desc.kind != "blocked" or other.kind != "blocked":
+        return False
+    return axis_order(desc.geometry) != axis_order(other.geometry)
+
+
 def _is_channels_last(desc: MemoryDesc) -> bool:
     return desc.ndim > 2 and desc.strides[1] < desc.strides[-1]
 
@@ -412,7 +439,7 @@ def _is_channels_last(desc: MemoryDesc) -> bool:
 def _is_pointwise_across(impl: str, src: MemoryDesc) -> bool:
     """Return whether vectors compute a pointwise convolution by the kernel for blocks, on a channels-last tensor."""
     across = impl.startswith(AS_CONVOLUTION) or (not src.inner_blocks and _is_channels_last(src))
-    return across and impl.removeprefix(AS_CONVOLUTION).startswith("jit_1x1") and "amx" not in impl
+    return across and impl.removeprefix(AS_CONVOLUTION).startswith("jit_1x1") and not uses_tiles(impl)
 
 
 def _copied_windows(node: Node, src: MemoryDesc, weights: MemoryDesc, dst: MemoryDesc) -> float:

@@ -166,7 +166,10 @@ def test_vectors_do_not_reach_the_peak_of_matrices() -> None:
 
     matrices, vectors = (seconds(f"brgconv:avx512_core_{isa}") for isa in ("amx", "bf16"))
     assert matrices < 0.3 * vectors
-    assert vectors == pytest.approx(seconds("brgconv:avx512_core", dtype="f32") / 2, rel=0.1)
+    assert vectors > seconds("brgconv:avx512_core", dtype="f32"), "pairs have half of the units beside matrices"
+    faster = ModelCosts(Peaks({DataType.F32: 1e11, DataType.BF16: 2e11}, {1 << 30: 2e10}, 1e11, 2e-6), 1 << 20)
+    pairs = faster.node(*conv(256, 14, "brgconv:avx512_core_bf16", "acdb", 1, "bf16"))
+    assert pairs == pytest.approx(seconds("brgconv:avx512_core", dtype="f32") / 2, rel=0.1)
     own, old = (
         costs.node(*conv(64, 112, i, "acdb", 64, "bf16")) for i in ("depthwise:avx512_core", "jit_dw:avx512_core_bf16")
     )
@@ -480,3 +483,48 @@ def test_gradients_of_depthwise_convolutions_have_one_fast_kernel():
     for other in ("brgconv_strided:avx512_core_bf16", "jit_bf16:avx512_core_bf16"):
         assert efficiency(other, 2) < efficiency("jit_dw:avx512_core_bf16", 2) / 30
         assert efficiency(other, 0) > 0.7
+
+
+def test_matrices_do_not_read_while_they_multiply() -> None:
+    """A product of few rows takes the time of its weights and that of its operations, one after the other."""
+    costs = ModelCosts(Peaks({DataType.F32: 1e11, DataType.BF16: 1e12}, {1 << 30: 2e10}, 1e11, 1e-6), 100 << 20)
+    rows, depth, columns = 64, 768, 3072
+    types = {"src": TensorType((rows, depth), "bf16"), "weights": TensorType((depth, columns), "bf16")}
+    formats = {name: MemoryDesc(t.dims, t.dtype) for name, t in types.items()}
+    node = Node("product", "matmul", MatMul(), (TensorType((rows, columns), "bf16"),))
+
+    def seconds(impl: str) -> float:
+        return costs.node(node, Candidate("onednn", impl, formats, (MemoryDesc((rows, columns), "bf16"),)))
+
+    read = depth * columns * 2 / 2e10
+    multiplied = 2.0 * rows * depth * columns / 1e12
+    assert seconds("brg:avx512_core_amx") > read + multiplied
+    assert seconds("convolution:jit_1x1:avx512_core_amx") > seconds("convolution:brgconv_1x1:avx512_core_amx")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "u8"])
+def test_functions_are_computed_in_f32_whatever_the_products_are(dtype: str) -> None:
+    costs = ModelCosts(Peaks({DataType.F32: 1e11, DataType(dtype): 1e13}, {1 << 30: 2e10}, 1e11, 1e-6), 1 << 20)
+    dims = (1, 64, 56, 56)
+    formats = {"src": MemoryDesc(dims, dtype, tag="acdb"), "weights": MemoryDesc((64, 64, 1, 1), dtype)}
+    dst = MemoryDesc(dims, dtype, tag="acdb")
+    gelu = (PostOp("eltwise", Eltwise("gelu_erf")),)
+    plain = Node("plain", "convolution", Conv.make(2), (TensorType(dims, dtype),))
+    how = Candidate("onednn", "brgconv_1x1:avx512_core_amx", formats, (dst,))
+    added = costs.node(plain.with_(post_ops=gelu), how) - costs.node(plain, how)
+    in_f32 = {name: desc.with_dtype("f32") for name, desc in formats.items()}
+    slow = Candidate("onednn", "brgconv_1x1:avx512_core", in_f32, (dst.with_dtype("f32"),))
+    alone = costs.node(plain.with_(post_ops=gelu), slow) - costs.node(plain, slow)
+    assert added == pytest.approx(alone, rel=0.5)
+
+
+def test_pytorch_walks_across_tensors_of_other_orders() -> None:
+    dims = (1, 196, 768)
+    node = Node("product", "binary", Binary("mul"), (TensorType(dims, "bf16"),))
+    rows, columns = MemoryDesc(dims, "bf16"), MemoryDesc(dims, "bf16", tag="acb")
+
+    def seconds(second: MemoryDesc) -> float:
+        handle = SimpleNamespace(by_operators=True)
+        return COSTS.node(node, Candidate("pytorch", "torch", {"src": rows, "src_1": second}, (rows,), handle=handle))
+
+    assert seconds(columns) > 3 * seconds(rows)
