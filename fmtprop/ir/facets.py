@@ -66,6 +66,10 @@ def _none(attrs: Any) -> float:
     return 0.0
 
 
+def _never(attrs: Any) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Cost:
     """Costs of an op without its products, for the model of :mod:`fmtprop.tuning.roofline`."""
@@ -87,6 +91,8 @@ class Cost:
     by_pytorch: Callable[[Any], float] = _none
     #: factor of `operations` where the channels are not innermost, if oneDNN's code gathers number by number there
     gathers: float = 1.0
+    #: ``attrs -> whether it reads no more numbers of an operand than it writes``: rows of a table
+    picks: Callable[[Any], bool] = _never
 
 
 class Reads(Enum):
@@ -157,10 +163,6 @@ def _no_operand(attrs: Any) -> str | None:
 
 def _always(attrs: Any) -> bool:
     return True
-
-
-def _never(attrs: Any) -> bool:
-    return False
 
 
 def _in_reals(attrs: Any) -> Bytes:

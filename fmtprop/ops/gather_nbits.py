@@ -9,7 +9,7 @@ import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Call, Category, OpDef, Operand, Reads, Sample, TensorType, Value
-from fmtprop.ir.facets import ByPyTorch, Numbers
+from fmtprop.ir.facets import ByPyTorch, Cost, Numbers
 from fmtprop.ir.tensors import data_type, torch_dtype
 from fmtprop.layout import DataType
 from fmtprop.ops.matmul_nbits import CODES_OPERANDS, DecodeNBits, check_codes, decoded, types_of_codes
@@ -104,6 +104,7 @@ GATHER_NBITS = OpDef(
     infer=infer,
     reference=reference,
     numbers=Numbers(spreads=True),
+    cost=Cost(picks=lambda attrs: True),
     pytorch=ByPyTorch(reads=Reads.ROWS, any_strides=lambda attrs: False),
     short="gather",
     samples=samples,

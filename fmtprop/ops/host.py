@@ -209,7 +209,7 @@ ATEN = OpDef(
     infer=infer,
     reference=reference,
     numbers=Numbers(checkable=host_facts.checkable, narrows=host_facts.narrows, positions=host_facts.positions),
-    cost=Cost(window=host_facts.window),
+    cost=Cost(window=host_facts.window, picks=host_facts.picks),
     pytorch=ByPyTorch(
         any_strides=host_facts.any_strides,
         repeated=host_facts.repeated,

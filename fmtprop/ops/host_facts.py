@@ -65,6 +65,8 @@ _GATHER = "aten.gather.default"
 #: calls with separate kernels for an index of one axis that repeats along the others, as graph layers have it: with a
 #: copy of it they take 5 to 15 times as long ([2000, 64] from 20 000 edges)
 _INDEXED = frozenset({_GATHER, "aten.scatter_add.default", "aten.scatter_reduce.two", "aten.scatter.src"})
+#: calls that read some of their first operand's numbers, those whose places others give
+_PICKS = frozenset({"embedding", "gather", "index", "index_select", "take"})
 #: an element-wise call without PyTorch's tag for it
 _CONVERSION = "aten._to_copy.default"
 
@@ -87,6 +89,11 @@ def window(attrs: HostCall) -> float:
     if name == "max_pool2d_with_indices":
         return float(math.prod(json.loads(attrs.arguments)["kernel_size"]))
     return _WINDOWS.get(name, 0.0)
+
+
+def picks(attrs: HostCall) -> bool:
+    """Return whether a call reads no more numbers than it writes, for the costs."""
+    return attrs.target.split(".")[1] in _PICKS
 
 
 def positions(attrs: HostCall) -> frozenset[str]:

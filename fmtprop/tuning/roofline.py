@@ -78,9 +78,10 @@ _DEPTHWISE = 2
 #: layers of MNASNet (v3.2, Xeon, two threads); there, brgconv_1x1 is as fast as this one on blocks
 _POINTWISE_ACROSS_SHARE = 0.9
 
-#: peak of bf16, in those of f32, above which the machine has matrices of it (AMX); and there, that of pairs of products
-#: in vectors, which have half of the units: 0.55 to 0.97 (a Xeon, v3.2)
-_FASTEST_VECTORS, _PAIRS_BESIDE_TILES = 4.0, 0.75
+#: peak of narrow types, in that of f32, above which the machine has matrices of them (AMX); and there, that of vectors,
+#: by the bytes of a number: fours of bytes 2.0 to 2.9, pairs of bf16, which have half of the units, 0.55 to 0.97 (a
+#: Xeon, v3.2)
+_FASTEST_VECTORS, _VECTORS_BESIDE_TILES = 6.0, {1: 2.8, 2: 0.75}
 
 #: bytes of the weights of a direction's state, read for one sequence, for which a step of oneDNN keeps one more thread
 #: busy. Two threads are 1.0, 1.0, 1.8 times as fast as one for LSTMs of 64, 128 and 256 states of one sequence, and 1.3
@@ -280,8 +281,8 @@ class ModelCosts:
             return f32
         if uses_tiles(impl) or impl.startswith("aten::"):
             return peak
-        if dtype is DataType.BF16 and peak > _FASTEST_VECTORS * f32:
-            return _PAIRS_BESIDE_TILES * f32
+        if peak > _FASTEST_VECTORS * f32:
+            return _VECTORS_BESIDE_TILES[dtype.nbytes] * f32
         return min(peak, f32 * DataType.F32.nbytes / dtype.nbytes)
 
     def _gathering(self, impl: str, dst: MemoryDesc, gathers: float) -> float:
@@ -371,14 +372,16 @@ class ModelCosts:
         streaming: float,
     ) -> float:
         """Return the seconds for all bytes: parameters from as far as all weights reach, activations from near."""
-        parameters = activations = 0
+        parameters = 0
+        activations = written = sum(desc.nbytes for desc in results)
         learned = identity.parameters(node.op, operands)
+        picks = opdef(node.op).cost.picks(node.attrs)
         for name, desc in operands.items():
+            nbytes = min(desc.nbytes, written) if picks else desc.nbytes
             if name in learned:
-                parameters += desc.nbytes
+                parameters += nbytes
             else:
-                activations += desc.nbytes
-        activations += sum(desc.nbytes for desc in results)
+                activations += nbytes
         return parameters * streaming + activations / self.peaks.moves(activations) / share
 
 
