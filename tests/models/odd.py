@@ -38,6 +38,9 @@ class RandomCosts:
     def learn(self, steps: object) -> None:
         """Learn nothing from a run: the seed alone decides."""
 
+    def basis(self) -> None:
+        """A report has costs of its own."""
+
     def prepare(
         self, work: Sequence[tuple[Node, Candidate]], reorders: Sequence[tuple[MemoryDesc, MemoryDesc]]
     ) -> None:
