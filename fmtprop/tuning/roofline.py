@@ -189,9 +189,8 @@ class ModelCosts:
             share, streaming = (1.0, streaming) if linear is None else (self._few_rows_share, self._by_kernel)
         slow = {**_SLOW, **_SLOW_NARROW} if dst.dtype.nbytes < DataType.F32.nbytes else _SLOW
         moved = self._moving(node, operands, candidate.results, share, streaming) / slow.get(candidate.impl, 1.0)
-        peak = self._peak(operands.get("src", dst).dtype, dst.dtype)
         if _says(candidate, "by_operators"):
-            return self._by_pytorch(node, operands, candidate.results, peak)
+            return self._by_pytorch(node, operands, candidate.results)
         if linear is None:
             gathered = prod(operands.get("src", dst).dims) / max(prod(dst.dims), 1)
             arithmetic = cost.operations(node.attrs, gathered) * prod(dst.padded_dims) / self._pointwise
@@ -203,7 +202,8 @@ class ModelCosts:
         else:
             src, weights, out = _roles(linear, operands, sizes[0])
             shape = shape_of(linear, src, weights)
-            peak = self._peak_of(candidate.impl, shape, src.dtype, peak)
+            dtype = _multiplied(linear, operands)
+            peak = self._peak_of(candidate.impl, shape, dtype, self._peak(dtype))
             reached = efficiency(candidate.impl, shape)
             reached *= filled(candidate.impl, self._lanes, linear, src, weights)
             if linear.by_steps:
@@ -269,10 +269,9 @@ class ModelCosts:
         both = arithmetic + moved if linear is not None and uses_tiles(candidate.impl) else max(arithmetic, moved)
         return call + both + after
 
-    def _peak(self, src: DataType, dst: DataType) -> float:
-        """Return the operations per second of products: those of bytes by the source, others by the result."""
-        found = self.peaks.flops.get(DataType.U8) if src in (DataType.U8, DataType.S8) else self.peaks.flops.get(dst)
-        return found or self._vectors
+    def _peak(self, dtype: DataType) -> float:
+        """Return the operations per second of products of a type."""
+        return self.peaks.flops.get(DataType.U8 if dtype is DataType.S8 else dtype) or self._vectors
 
     def _peak_of(self, impl: str, shape: int, dtype: DataType, peak: float) -> float:
         """Return the peak for an implementation: where vectors compute, not that of matrices (AMX)."""
@@ -296,9 +295,7 @@ class ModelCosts:
             -(-dst.dims[1] // self._lanes) * self._lanes / dst.dims[1] if _is_channels_last(dst) else gathers
         )
 
-    def _by_pytorch(
-        self, node: Node, operands: Mapping[str, MemoryDesc], results: Sequence[MemoryDesc], peak: float
-    ) -> float:
+    def _by_pytorch(self, node: Node, operands: Mapping[str, MemoryDesc], results: Sequence[MemoryDesc]) -> float:
         """Return the seconds that PyTorch takes: one operator for the op, one more for each post-op."""
         dst, declaration = results[0], opdef(node.op)
         linear, cost = declaration.linear, declaration.cost
@@ -314,6 +311,7 @@ class ModelCosts:
             reached = _PYTORCH_TRANSPOSED_SHARE if linear.transposed else reached
             src, weights, out = _roles(linear, operands, dst)
             shape = shape_of(linear, src, weights)
+            peak = self._peak(_multiplied(linear, operands))
             seconds += _products(linear, src, weights, out) / (peak * reached * efficiency("", shape) / efficiency(""))
         if declaration.elementwise and any(_lies_across(desc, dst) for desc in operands.values()):
             seconds += _PYTORCH_ACROSS_SECONDS[dst.dtype.nbytes < DataType.F32.nbytes] * prod(dst.dims)
@@ -355,7 +353,7 @@ class ModelCosts:
         if linear is not None and isinstance(how, Candidate):
             src, weights, dst = _roles(linear, how.operands, how.results[0])
             products = 2.0 * linear.products(src.dims, weights.dims, dst.dims)
-            ideal = max(ideal, products / max(self._peak(one.dtype, one.dtype) for one in (src, weights, dst)))
+            ideal = max(ideal, products / max(self._peak(one.dtype) for one in (src, weights, dst)))
         return ideal / _FASTER_RATIO, max(_SLOWER_RATIO * expected, _ANY_SECONDS)
 
     def _reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float:
@@ -433,6 +431,11 @@ def _lies_across(desc: MemoryDesc, other: MemoryDesc) -> bool:
     if desc.dims != other.dims or desc.kind != "blocked" or other.kind != "blocked":
         return False
     return axis_order(desc.geometry) != axis_order(other.geometry)
+
+
+def _multiplied(linear: Linear, operands: Mapping[str, MemoryDesc]) -> DataType:
+    """Return the type of the numbers that are multiplied: that of the source, not of the sums."""
+    return next(operands[name].dtype for name in linear.roles if name in operands)
 
 
 def _is_channels_last(desc: MemoryDesc) -> bool:
