@@ -79,6 +79,11 @@ class Library:
         """Elements of f32 in the vectors of this instruction set."""
         return 16 if self.includes("avx512_core") else 8
 
+    @property
+    def has_tiles(self) -> bool:
+        """Whether this instruction set multiplies matrices (AMX)."""
+        return self.includes("avx512_core_amx")
+
     def has(self, symbol: str) -> bool:
         """Return whether this version has a function.
 

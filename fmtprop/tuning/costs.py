@@ -135,7 +135,7 @@ def costs_for(
     model, footprint = basis.model if basis else target.model(), weights_nbytes + (activations_nbytes or 0)
     if model is None:
         figures = nominal_peaks() if tune == NOMINAL else peaks(known, 0 if tune == KNOWN else footprint)
-        model = ModelCosts(figures, footprint, dnnl.lib().lanes)
+        model = ModelCosts(figures, footprint, dnnl.lib().lanes, has_tiles=dnnl.lib().has_tiles)
     paces = basis.paces if basis else Paces(None if tune == NOMINAL else known)
     tune = "model" if tune in (NOMINAL, KNOWN) else tune
     return TunedCosts(model, known, tune, weights_nbytes, inf if budget is None else budget, progress, target, paces)

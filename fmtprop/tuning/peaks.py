@@ -211,7 +211,7 @@ def nominal_peaks() -> Peaks:
     library = dnnl.lib()
     flops = 4.0 * library.lanes * _NOMINAL_CYCLES_PER_SECOND * library.threads
     found = dict.fromkeys(_types(), flops)
-    has_tiles, has_vnni = "amx" in str(library.isa), any(map(library.includes, ("avx512_core_vnni", "avx2_vnni")))
+    has_tiles, has_vnni = library.has_tiles, any(map(library.includes, ("avx512_core_vnni", "avx2_vnni")))
     if DataType.BF16 in found:  # pairs of products, or tiles of them
         found[DataType.BF16] = flops * (8 if has_tiles else 2)
     if DataType.U8 in found:  # tiles, fours of products, or pairs in 16 bits

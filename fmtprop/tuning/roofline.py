@@ -58,7 +58,7 @@ _KERNEL_OPERATIONS = 6.0
 #: share of the peak that other operations than products reach: they are not fused, and few follow each other
 _POINTWISE_SHARE = 0.2
 
-#: part of their op's pace that single implementations reach
+#: part of their op's pace that single implementations reach, by name, or by op and name (a concat's `simple` is fast)
 _SLOW = {
     "nspc_bnorm:any": 0.03,
     "ncsp_bnorm:any": 0.03,
@@ -66,10 +66,11 @@ _SLOW = {
     "bnorm_tbb_jit:sse41": 0.1,
     "simple_nhwc:any": 0.3,
     "simple_nchw:any": 0.02,
+    "layer_normalization simple:any": 0.02,
 }
 
 #: the same for types narrower than f32, converted one by one: 12 ns for a number of f32, 31 of bf16
-_SLOW_NARROW = {"simple_nchw:any": 0.004}
+_SLOW_NARROW = {"simple_nchw:any": 0.004, "layer_normalization simple:any": 0.006}
 
 #: the kind of a sum with one channel per group
 _DEPTHWISE = 2
@@ -78,10 +79,9 @@ _DEPTHWISE = 2
 #: layers of MNASNet (v3.2, Xeon, two threads); there, brgconv_1x1 is as fast as this one on blocks
 _POINTWISE_ACROSS_SHARE = 0.9
 
-#: peak of narrow types, in that of f32, above which the machine has matrices of them (AMX); and there, that of vectors,
-#: by the bytes of a number: fours of bytes 2.0 to 2.9, pairs of bf16, which have half of the units, 0.55 to 0.97 (a
-#: Xeon, v3.2)
-_FASTEST_VECTORS, _VECTORS_BESIDE_TILES = 6.0, {1: 2.8, 2: 0.75}
+#: peak of vectors beside matrices (AMX), in that of f32: fours of bytes 2.0 to 2.9, pairs of bf16, which have half of
+#: the units, 0.55 to 0.97 (a Xeon, v3.2)
+_VECTORS_BESIDE_TILES = {DataType.U8: 2.8, DataType.S8: 2.8, DataType.BF16: 0.75}
 
 #: bytes of the weights of a direction's state, read for one sequence, for which a step of oneDNN keeps one more thread
 #: busy. Two threads are 1.0, 1.0, 1.8 times as fast as one for LSTMs of 64, 128 and 256 states of one sequence, and 1.3
@@ -155,14 +155,14 @@ class ModelCosts:
 
     `footprint`: bytes of all weights of the network, and of the activations of a step: weights are read once in each
     run, from the cache that holds all of these, or from memory. `lanes`: elements of f32 in the vectors with which the
-    machine reaches its peak.
+    machine reaches its peak. `has_tiles`: whether it multiplies matrices of narrow types (AMX).
 
     The figures rank ways to run one node; between a node and another they are rough. They fit `Costs` of
     :mod:`fmtprop.passes.target`.
     """
 
-    def __init__(self, peaks: Peaks, footprint: int, lanes: int = _AVX2_LANES) -> None:
-        self.peaks, self._lanes = peaks, lanes
+    def __init__(self, peaks: Peaks, footprint: int, lanes: int = _AVX2_LANES, *, has_tiles: bool = False) -> None:
+        self.peaks, self._lanes, self._has_tiles = peaks, lanes, has_tiles
         self._streaming, self._by_kernel = (1 / peaks.rate(footprint, by_kernel=own) for own in (False, True))
         # numbers of every type are computed on in f32, but for products
         self._vectors = peaks.flops[DataType.F32]
@@ -188,7 +188,8 @@ class ModelCosts:
         if _says(candidate, "moves_freely"):
             share, streaming = (1.0, streaming) if linear is None else (self._few_rows_share, self._by_kernel)
         slow = {**_SLOW, **_SLOW_NARROW} if dst.dtype.nbytes < DataType.F32.nbytes else _SLOW
-        moved = self._moving(node, operands, candidate.results, share, streaming) / slow.get(candidate.impl, 1.0)
+        pace = slow.get(candidate.impl) or slow.get(f"{node.op} {candidate.impl}", 1.0)
+        moved = self._moving(node, operands, candidate.results, share, streaming) / pace
         if _says(candidate, "by_operators"):
             return self._by_pytorch(node, operands, candidate.results)
         if linear is None:
@@ -280,8 +281,8 @@ class ModelCosts:
             return f32
         if uses_tiles(impl) or impl.startswith("aten::"):
             return peak
-        if peak > _FASTEST_VECTORS * f32:
-            return _VECTORS_BESIDE_TILES[dtype.nbytes] * f32
+        if self._has_tiles and dtype in _VECTORS_BESIDE_TILES:
+            return _VECTORS_BESIDE_TILES[dtype] * f32
         return min(peak, f32 * DataType.F32.nbytes / dtype.nbytes)
 
     def _gathering(self, impl: str, dst: MemoryDesc, gathers: float) -> float:

@@ -20,7 +20,7 @@ from fmtprop.ops.convolution import Conv
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.matmul import MatMul
-from fmtprop.ops.normalization import BatchNorm
+from fmtprop.ops.normalization import BatchNorm, LayerNorm
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.prelu import Prelu
 from fmtprop.ops.recurrent import KINDS, Recurrent
@@ -161,7 +161,8 @@ def test_a_fused_pair_costs_what_both_do_whatever_is_left_behind_its_strides(str
 
 
 def test_vectors_do_not_reach_the_peak_of_matrices() -> None:
-    costs = ModelCosts(Peaks({DataType.F32: 1e11, DataType.BF16: 1e12}, {1 << 30: 2e10}, 1e11, 2e-6), 1 << 20)
+    peaks = Peaks({DataType.F32: 1e11, DataType.BF16: 1e12}, {1 << 30: 2e10}, 1e11, 2e-6)
+    costs = ModelCosts(peaks, 1 << 20, has_tiles=True)
 
     def seconds(impl: str, groups: int = 1, dtype: str = "bf16") -> float:
         return costs.node(*conv(256, 14, impl, "acdb", groups, dtype))
@@ -537,3 +538,15 @@ def test_rows_that_are_not_looked_up_cost_nothing() -> None:
     net = fp.compile(torch.nn.Embedding(200_000, 64), (torch.zeros(1, 16, dtype=torch.int64),), deterministic=True)
     (cost,) = (node.choice.cost for node in net.graph.nodes() if not node.is_boundary)
     assert 0 < cost < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_the_simple_layer_normalization_is_far_slower(dtype: str) -> None:
+    dims = (1, 196, 768)
+    node = Node("norm", "layer_normalization", LayerNorm(), (TensorType(dims, dtype),))
+    formats = {"src": MemoryDesc(dims, dtype), "scale": MemoryDesc((768,)), "shift": MemoryDesc((768,))}
+
+    def seconds(impl: str) -> float:
+        return COSTS.node(node, Candidate("onednn", impl, formats, (formats["src"],)))
+
+    assert seconds("simple:any") > 20 * seconds("jit:uni")
