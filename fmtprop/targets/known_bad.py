@@ -269,7 +269,7 @@ def _few_places_on_amx(node: Node, formats: Request, impl: str) -> bool:
     return math.prod(dims[2:] if isinstance(node.attrs, Conv) else dims[:-1]) < _FEWEST_RIGHT_PLACES
 
 
-# seen in 3.2.0 from 33 channels on, images and volumes; with wide windows, the process ends
+# seen in 3.2.0 for images of 33 channels and more (volumes have no such kernel); with wide windows, the process ends
 @_defect(
     (3, 0), _NOT_YET,
     "the compiled gradient by dilated weights for AMX reads outside of a source whose channels fill no vector",
