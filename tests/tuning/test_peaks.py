@@ -202,7 +202,7 @@ def test_arithmetic_of_a_type_is_measured_when_it_is_asked_for(tmp_path: Path, m
 def test_bytes_are_multiplied_faster_than_f32(
     monkeypatch: pytest.MonkeyPatch, isa: str, parts: tuple[str, ...], times: int
 ) -> None:
-    library = SimpleNamespace(lanes=8, threads=1, isa=isa, includes=parts.__contains__)
+    library = SimpleNamespace(lanes=8, threads=1, has_tiles=isa.endswith("amx"), includes=parts.__contains__)
     monkeypatch.setattr(module.dnnl, "lib", lambda: library)
     monkeypatch.setattr(module.dnnl, "supports", lambda dtype: True)
     found = module.nominal_peaks().flops
