@@ -10,6 +10,7 @@ import torch
 
 from fmtprop import compile, dnnl
 from fmtprop.errors import DnnlError, GraphError, PlanError
+from fmtprop.ir.grid import Grid
 from fmtprop.ir.node import Node, PostOp
 from fmtprop.ir.op import opdef
 from fmtprop.ir.types import TensorType
@@ -397,6 +398,25 @@ def test_known_bad_products_of_few_rows_on_amx(rows, impl, bad):
 )
 def test_known_bad_gradient_by_dilated_weights_on_amx(channels, dilate, impl, bad):
     node, formats = gradient_by_weights(channels, dilate)
+    assert (known_bad((3, 2, 0), node, formats, impl) is not None) is bad
+
+
+@pytest.mark.parametrize(
+    ("low", "dilate", "pad", "impl", "bad"),
+    [
+        (-117, 1, 4, "jit:avx512_core_amx", True),
+        (-117, 1, 4, "brgconv:avx2_vnni", True),
+        (-117, 1, 4, "brgconv:avx512_core_vnni", False),
+        (0, 1, 4, "jit:avx512_core_amx", False),
+        (-117, 0, 4, "jit:avx512_core_amx", False),
+        (-117, 1, 0, "jit:avx512_core_amx", False),
+    ],
+)
+def test_known_bad_zero_point_under_dilated_windows(low, dilate, pad, impl, bad):
+    types = {"src": TensorType((2, 32, 20, 20)), "weights": TensorType((24, 32, 5, 5))}
+    node = node_of("convolution", Conv.make(2, 1, dilate, pad_l=pad), types)
+    node = node.with_(grids={"src": Grid((0.02,), low, low + 255)})
+    formats = {name: MemoryDesc(t.dims, "u8") for name, t in types.items()}
     assert (known_bad((3, 2, 0), node, formats, impl) is not None) is bad
 
 
