@@ -49,8 +49,9 @@ _EFFICIENCY = (
 )
 _OTHER = (0.5, 0.5, 0.2)
 
-#: the same of the peak of matrices (AMX), where reading and writing come on top. Medians over 27 products of
-#: transformers and 26 convolutions in bf16 (one thread of a Xeon, v3.2): times are 0.55 to 1.6 of these costs
+#: the same of the peak of matrices (AMX), where reading and writing come on top: the shares with the least error over
+#: 27 products of transformers and 26 convolutions in bf16, of which two in three take 0.75 to 1.33 of their costs (one
+#: thread of a Xeon, v3.2); those of gradients, `brgconv_strided`, are the ones above
 _EFFICIENCY_OF_TILES = (
     ("brgconv_strided", (0.75, 0.65, 0.003)),
     ("brgconv", (0.94, 0.72, 0.03)),

@@ -25,6 +25,9 @@ _LEAST_NAMES = 2
 #: caches, large ones do not
 _SIZE_OCTAVES = 2
 
+#: edition of the model of costs: a store that an older fmtprop filled has ratios to other costs, which tell nothing
+_EDITION = 2
+
 #: limits of a ratio: a run that was disturbed all the time teaches no nonsense
 _LEAST_PACE, _MOST_PACE = 1 / 50, 50.0
 
@@ -89,4 +92,4 @@ def _size(cost: float) -> str:
 
 
 def _key(family: Family) -> str:
-    return key_of({"pace": list(family)})
+    return key_of({"pace": list(family), "edition": _EDITION})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fmtprop.store import Store
-from fmtprop.tuning import costs_for
+from fmtprop.tuning import costs_for, paces
 from fmtprop.tuning.paces import Paces
 from tests.tuning.test_costs import WEIGHTS, Work, fill
 from tests.tuning.test_measure import ways
@@ -75,3 +75,11 @@ def test_views_and_nodes_without_a_choice_teach_nothing(store: Store, work: Work
     view = node.with_(descs=candidate.results, choice=replace(candidate.choice("test"), target="view"))
     costs.learn([(node, 1.0), (view, 1.0)])
     assert len(store) == known
+
+
+def test_ratios_to_an_older_model_tell_nothing(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = ("modelled", "bf16", "matmul", "onednn/brg:avx512_core_amx")
+    Paces(Store()).learn([(family, 1e-3, 3e-3)])
+    assert Paces(Store()).of(family, 1e-3) == pytest.approx(3.0)
+    monkeypatch.setattr(paces, "_EDITION", 3)
+    assert Paces(Store()).of(family, 1e-3) == 1.0
