@@ -25,6 +25,7 @@ from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.normalization import BatchNorm
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.prelu import Prelu
+from fmtprop.ops.recurrent import KINDS, Recurrent
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.reorder import Reorder
 from fmtprop.ops.resampling import Resampling
@@ -398,6 +399,22 @@ def test_known_bad_products_of_few_rows_on_amx(rows, impl, bad):
 )
 def test_known_bad_gradient_by_dilated_weights_on_amx(channels, dilate, impl, bad):
     node, formats = gradient_by_weights(channels, dilate)
+    assert (known_bad((3, 2, 0), node, formats, impl) is not None) is bad
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "impl", "bad"),
+    [
+        ("lbr_gru", "bf16", "ref", True),
+        ("lbr_gru", "f32", "ref", False),
+        ("lstm", "bf16", "ref", False),
+        ("lstm", "bf16", "brgemm:avx512_core_amx", False),
+    ],
+)
+def test_known_bad_gru_by_gemm_in_bf16(kind, dtype, impl, bad):
+    types = KINDS[kind].problem_types(29, 2, 64, 48, 1)
+    node = node_of(kind, Recurrent(), types)
+    formats = {name: MemoryDesc(type_.dims, dtype) for name, type_ in types.items()}
     assert (known_bad((3, 2, 0), node, formats, impl) is not None) is bad
 
 
