@@ -1,6 +1,9 @@
-"""Short attention of captured graphs as two products and a softmax: in bf16, each of the parts has a fast gradient.
+"""Attention of captured graphs, in the form that is fast.
 
-PyTorch's own gradient recomputes the weights of all keys, and takes longer in bf16 than in f32. The same holds for f16.
+Short attention in bf16 is two products and a softmax where gradients are needed: PyTorch's own gradient recomputes the
+weights of all keys, and takes longer in bf16 than in f32. The same holds for f16. Attention of other than four axes
+gets four: of others, PyTorch makes parts whose softmax gives 0 for a row of -inf alone, and computes narrow ones in
+f32.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from fmtprop import dnnl
 
 
 def attention_in_parts(function: Callable[..., Tensor], lowered: bool) -> Callable[..., Tensor]:
-    """Return PyTorch's function in parts, where these are products in bf16 and their gradients are needed."""
+    """Return PyTorch's function: of four axes, or in parts where these are products in bf16 and need gradients."""
+    of_four_axes = _of_four_axes(function)
 
     def call(
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
@@ -25,12 +29,41 @@ def attention_in_parts(function: Callable[..., Tensor], lowered: bool) -> Callab
         given = query, key, value
         is_plain = attn_mask is None and dropout_p == 0 and not is_causal
         if not is_plain or not _is_narrow(given, lowered) or not _is_short(given) or not _has_gradients(given):
-            return function(*given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+            return of_four_axes(*given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         # scaled queries: a factor of the weights would be a step of its own in the backward pass
         scaled = query * (query.shape[-1] ** -0.5 if scale is None else scale)
         return (scaled @ key.transpose(-2, -1)).softmax(-1) @ value
 
     call.__name__ = call.__qualname__ = function.__name__
+    return call
+
+
+def _of_four_axes(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return attention that calls PyTorch's with a batch and heads, as PyTorch has a kernel for these alone.
+
+    Without heads, all matrices are heads. Of several axes before the matrices, the innermost one in memory has the
+    heads, the others are the batch: so [batch, windows, heads, rows, width], made of [batch, windows, rows, heads,
+    width], is a view.
+    """
+
+    def call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *how: Any, **named: Any) -> Tensor:
+        ndim, given, sizes = query.ndim, (query, key, value), query.shape[:-2]
+        alike = all(one.ndim == ndim and one.shape[:-2] == sizes for one in given)
+        if ndim in (2, 4) or not alike or named["enable_gqa"] or (mask is not None and mask.ndim > ndim):
+            return function(*given, mask, *how, **named)
+        if ndim == 3:
+            masks = mask if mask is None or mask.ndim < 3 else mask[None]
+            return function(query[None], key[None], value[None], masks, *how, **named)[0]
+        heads = min(range(ndim - 2), key=query.stride)
+
+        def batched(tensor: Tensor) -> Tensor:
+            return tensor.movedim(heads, -3).flatten(0, -4)
+
+        if mask is not None and mask.ndim > 2:
+            mask = batched(mask.expand(*sizes, *mask.shape[-2:]))
+        found = function(*map(batched, given), mask, *how, **named)
+        return found.unflatten(0, sizes[:heads] + sizes[heads + 1 :]).movedim(-3, heads)
+
     return call
 
 
