@@ -62,7 +62,7 @@ def _of_four_axes(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if mask is not None and mask.ndim > 2:
             mask = batched(mask.expand(*sizes, *mask.shape[-2:]))
         found = function(*map(batched, given), mask, *how, **named)
-        return found.unflatten(0, sizes[:heads] + sizes[heads + 1 :]).movedim(-3, heads)
+        return found.reshape(*sizes[:heads], *sizes[heads + 1 :], *found.shape[1:]).movedim(-3, heads)
 
     return call
 

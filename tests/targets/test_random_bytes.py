@@ -1,6 +1,7 @@
 """Random sums of products of bytes, by every implementation: exact, or no candidate.
 
 Full-range integers, padding, zero points at the ends, odd channels. On a CPU without VNNI, whatever saturates is none.
+Operands lie between forbidden pages.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from fmtprop.ops import Conv, Deconv, Eltwise, FakeQuantize, InnerProduct, MatMu
 from fmtprop.runtime.selfcheck import check_node
 from tests.targets.nodes import node_of
 from tests.targets.test_bytes import ways, weights_grid
+
+pytestmark = pytest.mark.usefixtures("guarded")
 
 SOURCES = [(0, 255), (-128, 127), (-117, 138), (-255, 0), (-1, 254)]
 CHANNELS = [1, 2, 3, 8, 15, 16, 17, 24, 31, 32, 33, 48, 64]

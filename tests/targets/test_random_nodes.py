@@ -1,12 +1,17 @@
 """Random products and convolutions, forward and backward, in every data type: each implementation is right.
 
 The self-check of a plan takes sizes with equal tails for alike. Here every implementation runs in sizes of its own, so
-a kernel that is wrong for some of them is found before a model has them.
+a kernel that is wrong for some of them is found before a model has them. Operands lie between forbidden pages, so one
+that reads or writes outside of them ends the process.
 """
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
+import os
 import random
+import signal
 
 import pytest
 
@@ -17,10 +22,13 @@ from fmtprop.layout import DataType
 from fmtprop.ops import Eltwise, InnerProduct, MatMul
 from fmtprop.ops.convolution_backward import ConvGradient
 from fmtprop.passes.target import all_requests
+from fmtprop.runtime import selfcheck
 from fmtprop.runtime.selfcheck import check_node
 from fmtprop.targets import OneDnnTarget
 from tests.targets.nodes import node_of
 from tests.targets.test_random_bytes import SPATIAL, windowed
+
+pytestmark = pytest.mark.usefixtures("guarded")
 
 CHANNELS = [1, 2, 3, 5, 7, 8, 12, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 96]
 ROWS = [1, 2, 3, 7, 16, 27, 33, 48, 64, 65]
@@ -84,6 +92,18 @@ def check(seeds: range) -> int:
                 assert check_node(way) is None, f"seed {seed}: {one.impl} {way}"
         count += len(seen)
     return count
+
+
+@pytest.mark.parametrize("side", ["before", "behind"])
+def test_who_leaves_an_operand_ends_the_process(side: str) -> None:
+    memory = selfcheck._Room().take(4096)
+    outside = memory.data_ptr() + (memory.nbytes if side == "behind" else -1)
+    child = os.fork()
+    if child == 0:
+        faulthandler.disable()
+        ctypes.string_at(outside, 1)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGSEGV
 
 
 def test_random_nodes_are_right() -> None:
