@@ -210,6 +210,8 @@ class Numbers:
     #: ``(operand, dims) -> power of two`` by which a check multiplies the numbers of an operand: an op that reads its
     #: own results would amplify rounding errors with large weights
     factor: Callable[[str, Dims], float] = _same
+    #: (operand, the operand that its numbers are made of, how): a check has no others for it
+    made_of: tuple[tuple[str, str, Callable[[Any], Any]], ...] = ()
     #: ``dims by operand -> count`` of numbers that a primitive may add one after the other in f32, with sums that are
     #: not exact. Rounding errors grow with this count, and so does the tolerance of a check.
     summands: Callable[[Mapping[str, Dims]], int] = _few

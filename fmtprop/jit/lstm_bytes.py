@@ -4,8 +4,9 @@ In a step, the state is rounded, 16 states at a time get the sums of their four 
 behind these. What would be a dozen short steps of a plan takes longer than the products.
 
 Weights have blocks of 16 rows, with four neighbouring numbers of each side by side. AVX-512 VNNI multiplies them as
-bytes. The products of AVX2 are added in pairs of 16 bits, which have no room for two of 8 bits; so codes are split in
-their last bits and the others.
+bytes. The products of AVX2 are added in pairs of 16 bits, which have no room for two of 8 bits without sign. So codes
+are less by 128, and weights get their signs: the magnitudes are at most 128 and 127. Where a weight is -128, which has
+no opposite, codes are split in their last bits and the others.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class LstmBytesArguments(Arguments):
         ),
         *((name, c_int64) for name in ("src_first", "src_step", "src_row", "dst_first", "dst_step", "dst_row")),
         *((name, FloatVector) for name in ("divisor", "least", "one", "low", "high")),
-        *((name, BitVector) for name in ("magnitude", "bytes", "half", "upper", "last", "once", "twice")),
+        *(
+            (name, BitVector)
+            for name in ("magnitude", "bytes", "half", "once", "middle", "top", "upper", "last", "twice")
+        ),
     )
 
 
@@ -67,6 +71,8 @@ class LstmBytesKernel(StandaloneKernel):
     #: numbers from step to step, and from sequence to sequence, of src and of dst
     src_steps: tuple[int, int]
     dst_steps: tuple[int, int]
+    #: whether no weight is -128
+    symmetric: bool
 
     @property
     def is_offered(self) -> bool:
@@ -86,7 +92,9 @@ class LstmBytesKernel(StandaloneKernel):
 
     def assembled(self) -> Kernel:
         """Return the code; layers that differ in the number of steps and in strides share it."""
-        return assembled("lstm_bytes_program", "lstm_bytes", self.machine, self.rows, self.states, self.group)
+        return assembled(
+            "lstm_bytes_program", "lstm_bytes", self.machine, self.rows, self.states, self.group, self.symmetric
+        )
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later. It has one thread: steps are short."""
@@ -121,9 +129,11 @@ class LstmBytesKernel(StandaloneKernel):
             magnitude=BitVector(*[0x7FFFFFFF] * 16),
             bytes=BitVector(*[0x0C080400] * 16),
             half=BitVector(*[0x7FFF] * 16),
+            once=BitVector(*[0x00010001] * 16),
+            middle=BitVector(*[128] * 16),
+            top=BitVector(*[0x80808080] * 16),
             upper=BitVector(*[0x7F7F7F7F] * 16),
             last=BitVector(*[0x01010101] * 16),
-            once=BitVector(*[0x00010001] * 16),
             twice=BitVector(*[0x00020002] * 16),
         )
         return StandaloneWork(self.kernel, arguments, 1, keep=(codes, range_))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain, product
 from itertools import count as count_from
@@ -47,16 +48,16 @@ _AHEAD_NBYTES = 1024
 _LOADED, _FIRST = 4, 8
 
 
-def lstm_bytes(isa: Isa, rows: int, states: int, group: int) -> tuple[bytes, bytes]:
+def lstm_bytes(isa: Isa, rows: int, states: int, group: int, symmetric: bool) -> tuple[bytes, bytes]:
     """Return the program, and the table of constants that it reads.
 
-    `group`: sequences that share a load of weights.
+    `group`: sequences that share a load of weights. `symmetric`: whether no weight is -128.
     """
-    return with_table(partial(_assembled, isa, rows, states, group))
+    return with_table(partial(_assembled, isa, rows, states, group, symmetric))
 
 
-def _assembled(isa: Isa, rows: int, states: int, group: int, numbers: tuple[bytes, ...]) -> _LstmBytes:
-    p = _LstmBytes(isa, rows, states, group, numbers)
+def _assembled(isa: Isa, rows: int, states: int, group: int, symmetric: bool, numbers: tuple[bytes, ...]) -> _LstmBytes:
+    p = _LstmBytes(isa, rows, states, group, symmetric, numbers)
     frame = _SUMS + GATES * group * BLOCK * 4
     p.advance(-frame, Register.RSP)
     p.layer()
@@ -65,9 +66,13 @@ def _assembled(isa: Isa, rows: int, states: int, group: int, numbers: tuple[byte
 
 
 class _LstmBytes(QuantizedRows):
-    def __init__(self, isa: Isa, rows: int, states: int, group: int, numbers: tuple[bytes, ...]) -> None:
+    def __init__(
+        self, isa: Isa, rows: int, states: int, group: int, symmetric: bool, numbers: tuple[bytes, ...]
+    ) -> None:
         super().__init__(isa, symmetric=False, arguments=LstmBytesArguments)
         self._rows, self._states, self._group, self._constants = rows, states, group, numbers
+        #: whether weights get the signs of codes that are less by 128
+        self._signs_weights = isa is AVX2 and symmetric
 
     def layer(self) -> None:
         """Compute all steps; the states lie in results from the start."""
@@ -93,12 +98,14 @@ class _LstmBytes(QuantizedRows):
         self.move(_ZERO, self.argument("zero"))
         self.scale(multiplies=False, rounds=False)
         self.v("VCVTPS2DQ", self.register(0), self.register(OFFSET))
+        if self._signs_weights:
+            self.v("VPSUBD", self.register(0), self.register(0), self.argument("middle"))
         self.v("VMOVUPS <", at(Register.RSP, _ZEROS), self.register(0))
         self.move(_FROM, self.argument("dst_h"))
         self.move(_TO, self.argument("codes"))
         self.round("u8", multiplies=False)
         if self.isa is AVX2:
-            self._split_codes()
+            self._part_codes()
 
     def _blocks(self) -> None:
         """Compute a step, block by block: the weights of one are read once for all sequences."""
@@ -129,6 +136,8 @@ class _LstmBytes(QuantizedRows):
         self.add(_CODES, self.argument("codes"))
         if self.isa.nbytes == 64:
             self._multiply(count)
+        elif self._signs_weights:
+            self._multiply_signed(count)
         else:
             self._multiply_split(count)
         self.emit("LEA_R64_M", _SUM, at(Register.RSP, _SUMS))
@@ -207,23 +216,65 @@ class _LstmBytes(QuantizedRows):
                     self.v("VPADDD", one, one, words)
                 self.advance(UNROLLED * DEPTH * BLOCK, _PLACE)
                 self.advance(UNROLLED * DEPTH, _CODES)
-            self.advance(self._states**2 - self._states * BLOCK, _PLACE)
-            self.advance(-self._states, _CODES)
-            for row, half in product(range(count), halves):
-                place = (row * len(halves) + half) * GATES + gate
-                self.v("VMOVUPS <", at(Register.RSP, _SUMS + place * self.isa.nbytes), sums[row][half])
+            self._end_gate(gate, sums)
 
-    def _split_codes(self) -> None:
-        """Write the codes' last bits behind them, and leave their other bits."""
+    def _multiply_signed(self, count: int) -> None:
+        """Write the sums of some sequences' gates: magnitudes of codes by weights that have the codes' signs.
+
+        A pair of products, of at most 128 * 127 each, has 16 bits.
+        """
+        magnitude, signs, products, once = (self.register(number) for number in range(4))
+        halves, free = range(BLOCK // self.isa.lanes), count_from(4)
+        weights = [self.register(next(free)) for _ in halves]
+        sums = [[self.register(next(free)) for _ in halves] for _ in range(count)]
+        self.v("VMOVUPS", once, self.argument("once"))
+        for gate in range(GATES):
+            for one in chain(*sums):
+                self.zero(one)
+            self.immediate("MOV_RM64_IMM32", _LEFT, self._states // (DEPTH * UNROLLED))
+            with self.repeat(_LEFT, _LEFT):
+                for unit in range(UNROLLED):
+                    first = unit * len(halves) * self.isa.nbytes
+                    self.emit("PREFETCHT0_M8", at(_PLACE, first + _AHEAD_NBYTES))
+                    for half in halves:
+                        self.v("VMOVUPS", weights[half], at(_PLACE, first + half * self.isa.nbytes))
+                    for row in range(count):
+                        place = row * self._states + unit * DEPTH
+                        self.v("VPBROADCASTD", magnitude, at(_CODES, place))
+                        self.v("VPBROADCASTD", signs, at(_CODES, self._rows * self._states + place))
+                        for half in halves:
+                            self.v("VPSIGNB", products, weights[half], signs)
+                            self.v("VPMADDUBSW", products, magnitude, products)
+                            self.v("VPMADDWD", products, products, once)
+                            self.v("VPADDD", sums[row][half], sums[row][half], products)
+                self.advance(UNROLLED * DEPTH * BLOCK, _PLACE)
+                self.advance(UNROLLED * DEPTH, _CODES)
+            self._end_gate(gate, sums)
+
+    def _end_gate(self, gate: int, sums: Sequence[Sequence[int]]) -> None:
+        """Write the sums of a gate, and go on to the next one's weights."""
+        self.advance(self._states**2 - self._states * BLOCK, _PLACE)
+        self.advance(-self._states, _CODES)
+        for row, halves in enumerate(sums):
+            for half, one in enumerate(halves):
+                place = (row * len(halves) + half) * GATES + gate
+                self.v("VMOVUPS <", at(Register.RSP, _SUMS + place * self.isa.nbytes), one)
+
+    def _part_codes(self) -> None:
+        """Write the parts of codes that are multiplied: magnitudes and signs, or upper bits and last ones."""
         self.move(_CODES, self.argument("codes"))
         count = self._rows * self._states
         self.immediate("MOV_RM64_IMM32", _LEFT, count // BLOCK)
         with self.repeat(_LEFT, _LEFT):
             x, y = Register.XMM0, Register.XMM1
             self.emit("VEX_VMOVUPS_XMM_XMMM128", x, at(_CODES))
-            self._add(Instruction.create_reg_reg_u32(Code.VEX_VPSRLD_XMM_XMM_IMM8, y, x, 1))
-            self.emit("VEX_VPAND_XMM_XMM_XMMM128", y, y, self.argument("upper"))
-            self.emit("VEX_VPAND_XMM_XMM_XMMM128", x, x, self.argument("last"))
+            if self._signs_weights:
+                self.emit("VEX_VPXOR_XMM_XMM_XMMM128", x, x, self.argument("top"))
+                self.emit("VEX_VPABSB_XMM_XMMM128", y, x)
+            else:
+                self._add(Instruction.create_reg_reg_u32(Code.VEX_VPSRLD_XMM_XMM_IMM8, y, x, 1))
+                self.emit("VEX_VPAND_XMM_XMM_XMMM128", y, y, self.argument("upper"))
+                self.emit("VEX_VPAND_XMM_XMM_XMMM128", x, x, self.argument("last"))
             self.emit("VEX_VMOVUPS_XMMM128_XMM", at(_CODES), y)
             self.emit("VEX_VMOVUPS_XMMM128_XMM", at(_CODES, count), x)
             self.advance(BLOCK, _CODES)

@@ -31,6 +31,8 @@ class LstmBytes(Attrs):
 
     #: whether it goes through the sequence from its end
     reverse: bool = False
+    #: whether no weight is -128, which has no opposite among bytes: products are faster where they are of 16 bits
+    symmetric: bool = False
 
 
 def infer(attrs: LstmBytes, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
@@ -77,19 +79,24 @@ def _factor(operand: str, dims: tuple[int, ...]) -> float:
     return 2.0 ** -(10 + ceil(log2(max(dims[0], 1)) / 2)) if operand == "scales" else 1.0
 
 
+def _sums(weights: torch.Tensor) -> torch.Tensor:
+    return weights.sum(1, dtype=torch.int32)
+
+
 # ---------------------------------------------------------------- importer
 
 _LIBRARY = torch.library.Library("fmtprop", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(  # type: ignore[no-untyped-call]
-    "lstm_bytes(Tensor src, Tensor src_h, Tensor src_c, Tensor weights, Tensor scales, Tensor sums, bool reverse) "
+    "lstm_bytes(Tensor src, Tensor src_h, Tensor src_c, Tensor weights, Tensor scales, Tensor sums, bool reverse, "
+    "bool symmetric) "
     "-> (Tensor, Tensor, Tensor)"
 )
 _OPERANDS = ("src", "src_h", "src_c", "weights", "scales", "sums")
 
 
 def _lstm_bytes(*tensors: torch.Tensor | bool) -> tuple[torch.Tensor, ...]:
-    *given, reverse = tensors
-    return reference(LstmBytes(bool(reverse)), dict(zip(_OPERANDS, given, strict=True)))  # type: ignore[arg-type]
+    *given, reverse, symmetric = tensors
+    return reference(LstmBytes(bool(reverse), bool(symmetric)), dict(zip(_OPERANDS, given, strict=True)))  # type: ignore[arg-type]
 
 
 def _without_data(src: torch.Tensor, h: torch.Tensor, c: torch.Tensor, *others: object) -> tuple[torch.Tensor, ...]:
@@ -101,7 +108,8 @@ _LIBRARY.impl("lstm_bytes", _without_data, "Meta")  # type: ignore[no-untyped-ca
 
 
 def _import(call: Call) -> tuple[Value, ...]:
-    dst = call.emit("lstm_bytes", {name: call[name] for name in _OPERANDS}, LstmBytes(bool(call["reverse"])))
+    attrs = LstmBytes(bool(call["reverse"]), bool(call["symmetric"]))
+    dst = call.emit("lstm_bytes", {name: call[name] for name in _OPERANDS}, attrs)
     return dst, Value(dst.node, 1), Value(dst.node, 2)
 
 
@@ -138,7 +146,7 @@ LSTM_BYTES = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
-    numbers=Numbers(factor=_factor, spreads=True),
+    numbers=Numbers(factor=_factor, made_of=(("sums", "weights", _sums),), spreads=True),
     cost=Cost(lambda attrs, gathered: _OPERATIONS, pytorch=0.02),
     pytorch=ByPyTorch(reads=Reads.ROWS, any_strides=lambda attrs: False),
     short="lstm",

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from fmtprop.errors import PlanError
-from fmtprop.ir import Choice, Node, result_names
+from fmtprop.ir import Choice, Node, opdef, result_names
 from fmtprop.layout import DataType, MemoryDesc, pack, unpack
 from fmtprop.ops.quantization import to_bytes
 from fmtprop.passes.target import candidate_of
@@ -297,6 +297,10 @@ def _choice(node: Node) -> Choice:
 
 
 def _small(node: Node, name: str, dtype: DataType | None = None) -> torch.Tensor:
+    for operand, source, make in opdef(node.op).numbers.made_of:
+        if operand == name:
+            made: torch.Tensor = make(_small(node, source))
+            return made
     return small_numbers(node, name, _choice(node).operands[name], dtype).contiguous()
 
 

@@ -372,9 +372,8 @@ def _gradient_of_a_recurrent_layer_in_other_orders(node: Node, formats: Request,
     (3, 0), _NOT_YET, "GRU by gemm in bf16 writes behind its scratchpad: the process ends, or other numbers change"
 )
 def _narrow_gru_by_gemm(node: Node, formats: Request, impl: str) -> bool:
-    if node.op not in ("lbr_gru", "lbr_gru_training") or impl != "ref":
-        return False
-    return formats["src_layer"].dtype.nbytes < 4
+    is_forward = node.op.startswith("lbr_gru") and "diff_dst_layer" not in formats
+    return is_forward and impl == "ref" and formats["src_layer"].dtype.nbytes < 4
 
 
 # seen in 3.2.0: 17x8x8 from f32, row-major, to u8, channels innermost; 64x5x7 the other way round; 3.6.2 is right. Of

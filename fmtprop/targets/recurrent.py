@@ -22,8 +22,8 @@ def lstm_of_bytes(node: Node, attrs: LstmBytes, request: Request) -> Iterator[Wa
     found = _formats(request, {"weights": "AB16a4b"}, ("src", "dst"))
     if found is not None:
         times, rows, states = found["dst"].dims
-        steps = (_steps(found[name]) for name in ("src", "dst"))
-        yield _way(LstmBytesKernel(times, rows, states, attrs.reverse, *steps), found)
+        src, dst = _steps(found["src"]), _steps(found["dst"])
+        yield _way(LstmBytesKernel(times, rows, states, attrs.reverse, src, dst, attrs.symmetric), found)
 
 
 def recurrent_layers(node: Node, attrs: Recurrent, request: Request) -> Iterator[Way]:

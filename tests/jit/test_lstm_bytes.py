@@ -15,9 +15,9 @@ from tests.jit.work import statuses
 SIZES = [(1, 1, 16), (7, 1, 64), (3, 2, 32), (2, 4, 48), (2, 7, 16), (2, 8, 16), (2, 9, 80)]
 
 
-def operands(times: int, rows: int, states: int) -> dict[str, torch.Tensor]:
+def operands(times: int, rows: int, states: int, *, least: int = -127) -> dict[str, torch.Tensor]:
     drawn = torch.Generator().manual_seed(times + 10 * rows + states)
-    weights = torch.randint(-127, 128, (4 * states, states), generator=drawn, dtype=torch.int8)
+    weights = torch.randint(least, 128, (4 * states, states), generator=drawn, dtype=torch.int8)
     return {
         "src": 2 * torch.randn(times, rows, 4 * states, generator=drawn),
         "src_h": torch.randn(rows, states, generator=drawn).tanh(),
@@ -34,7 +34,8 @@ def run(given: dict[str, torch.Tensor], *, reverse: bool, wide: bool = False) ->
     if wide:  # between other rows
         src = torch.cat([src, torch.full_like(src, torch.nan)], 1)[:, :rows]
         dst = torch.full((times, 3 * rows, states), 77.0)[:, rows : 2 * rows]
-    kernel = LstmBytesKernel(times, rows, states, reverse, src.stride()[:2], dst.stride()[:2])
+    symmetric = bool((given["weights"] > -128).all())
+    kernel = LstmBytesKernel(times, rows, states, reverse, src.stride()[:2], dst.stride()[:2], symmetric)
     assert kernel.is_offered
     blocked = given["weights"].view(states // 4, 16, states // 4, 4).transpose(1, 2).contiguous()
     results = {"dst": dst, "dst_h": torch.full((rows, states), 77.0), "dst_c": torch.full((rows, states), 77.0)}
@@ -47,9 +48,10 @@ def run(given: dict[str, torch.Tensor], *, reverse: bool, wide: bool = False) ->
 
 
 @pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("least", [-128, -127])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_layers_are_as_the_op_says(isa: Isa, sizes: tuple[int, int, int], reverse: bool) -> None:
-    given = operands(*sizes)
+def test_layers_are_as_the_op_says(isa: Isa, sizes: tuple[int, int, int], least: int, reverse: bool) -> None:
+    given = operands(*sizes, least=least)
     wanted = opdef("lstm_bytes").reference(LstmBytes(reverse), given)
     for got, want in zip(run(given, reverse=reverse, wide=sizes[0] == 3), wanted, strict=True):
         # functions differ in the last digit, and one of a thousand states is rounded the other way
@@ -57,11 +59,14 @@ def test_layers_are_as_the_op_says(isa: Isa, sizes: tuple[int, int, int], revers
         assert (got - want).abs().median() < 1e-6
 
 
-def test_products_do_not_saturate(isa: Isa) -> None:
+@pytest.mark.parametrize("weight", [-128, -127, 127])
+@pytest.mark.parametrize("state", [-1.0, 1.0])
+def test_products_do_not_saturate(isa: Isa, state: float, weight: int) -> None:
     given = operands(1, 1, 64)
-    given["src_h"][:] = 1.0
-    given["weights"][:] = 127
-    given["sums"][:] = 127 * 64
+    given["src_h"][:] = state
+    given["src_h"][0, ::7] = -state / 2
+    given["weights"][:] = weight
+    given["sums"][:] = weight * 64
     wanted = opdef("lstm_bytes").reference(LstmBytes(), given)
     for got, want in zip(run(given, reverse=False), wanted, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
@@ -87,4 +92,4 @@ def test_states_of_zero_have_no_scale(isa: Isa) -> None:
 
 @pytest.mark.parametrize("states", [8, 24, 17])
 def test_states_that_fill_no_block_have_no_kernel(states: int) -> None:
-    assert not LstmBytesKernel(2, 1, states, False, (4 * states,) * 2, (states,) * 2).is_offered
+    assert not LstmBytesKernel(2, 1, states, False, (4 * states,) * 2, (states,) * 2, True).is_offered

@@ -217,11 +217,12 @@ def _by_layers(
     """Compute each direction as one layer."""
     zeros = from_x[0].new_zeros((from_x[0].shape[1], r.shape[1]))
     found = []
+    symmetric = is_known(r) and not bool((r == -128).any())
     for k, reverse in enumerate(_DIRECTIONS[direction]):
         codes = r[k].transpose(0, 1)
         scales, sums = r_scale[k].reshape(-1).expand(codes.shape[0]), codes.sum(1, dtype=torch.int32)
         states = (zeros if one is None else one[k] for one in (h, c))
-        found.append(torch.ops.fmtprop.lstm_bytes(from_x[k], *states, codes, scales, sums, reverse))
+        found.append(torch.ops.fmtprop.lstm_bytes(from_x[k], *states, codes, scales, sums, reverse, symmetric))
     return torch.stack([y for y, *_ in found], 1), *(torch.stack(last) for last in list(zip(*found, strict=True))[1:])
 
 
