@@ -14,6 +14,7 @@ from tests.dynamo.test_backend import compiled
 @pytest.mark.parametrize(
     ("sizes", "mask"),
     [
+        ((2, 9, 4, 16), (4, 9, 9)),
         ((6, 9, 16), None),
         ((6, 9, 16), (6, 9, 9)),
         ((2, 3, 9, 4, 16), None),  # heads are innermost in memory
@@ -37,6 +38,18 @@ def test_attention_of_other_axes_is_one_operator(
         torch.testing.assert_close(model(*given, *masks), attend(*given, *masks, is_causal=boolean and not masks))
     calls = [str(node.target) for node in regions[0].module.graph.nodes]
     assert any("flash_attention" in call for call in calls) and not any("softmax" in call for call in calls)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_values_may_be_narrower_than_keys(masked: bool) -> None:
+    torch.manual_seed(0)
+    given = [torch.randn(2, 4, 9, width) for width in (24, 24, 16)]
+    if masked:
+        given.append(torch.randn(4, 9, 9))
+    model, regions = compiled(lambda *args: attend(*args, scale=0.3))
+    with torch.no_grad():
+        torch.testing.assert_close(model(*given), attend(*given, scale=0.3))
+    assert not any("softmax" in str(node.target) for node in regions[0].module.graph.nodes)
 
 
 def test_gradients_of_attention_of_other_axes() -> None:
