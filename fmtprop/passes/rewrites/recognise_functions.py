@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
@@ -11,6 +11,7 @@ import torch
 from fmtprop.ir import Attrs, Graph, Node, Value, opdef
 from fmtprop.layout import DataType
 from fmtprop.ops import HostCall, emit
+from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import FUNCTIONS, Eltwise
 from fmtprop.passes.base import Pass
 from fmtprop.passes.editing import bypass
@@ -23,6 +24,9 @@ _HOSTED = frozenset({"aten.erf.default"})
 
 #: largest difference from the function, relative to its argument: spellings round their constants to f32
 _TOLERANCE = 2e-6
+
+#: how a number meets a function of it
+_PRODUCTS = frozenset({"mul", "div"})
 
 _NAMED = (
     *(Eltwise("swish", 1.0), Eltwise("swish", 1.702), Eltwise("gelu_erf"), Eltwise("gelu_tanh"), Eltwise("mish")),
@@ -44,18 +48,17 @@ class RecogniseFunctions(Pass):
         """Return the rewritten graph."""
         graph = graph.copy()
         nodes = graph.nodes()
-        rank = {node.name: index for index, node in enumerate(nodes)}
+        rank = {node.name: index for index, node in enumerate(nodes) if _is_pointwise(graph, node)}
         for node in reversed(nodes):
-            if node.name in graph and _ends(graph, node):
+            if node.name in rank and node.name in graph and _ends(node):
                 _recognise(graph, node, rank)
         graph.remove_dead()
         return graph
 
 
-def _ends(graph: Graph, node: Node) -> bool:
+def _ends(node: Node) -> bool:
     """Return whether a spelling could end here: with a product, or a factor behind it."""
-    scaled = isinstance(node.attrs, Eltwise) and node.attrs.alg == "linear"
-    return node.results[:1] != () and _is_pointwise(graph, node) and (scaled or node.op == "binary")
+    return node.op == "binary" or (isinstance(node.attrs, Eltwise) and node.attrs.alg == "linear")
 
 
 def _recognise(graph: Graph, last: Node, rank: Mapping[str, int]) -> None:
@@ -68,23 +71,25 @@ def _recognise(graph: Graph, last: Node, rank: Mapping[str, int]) -> None:
 
 
 def _regions(graph: Graph, last: Node, rank: Mapping[str, int]) -> Iterator[tuple[list[Node], Value]]:
-    """Yield the steps that end with a node and read but one value from outside, the fewest first."""
-    steps = {last.name: last}
-    while len(steps) <= _MOST:
-        outside = {value for name in steps for value in graph.inputs(name).values() if value.node not in steps}
+    """Yield the steps that end with a node and read but one value from outside, the fewest first.
+
+    `rank`: the places of the nodes that may be steps.
+    """
+    steps, outside = {last.name}, set(graph.inputs(last.name).values())
+    while True:
         if len(outside) == 1 and len(steps) > 1:
-            yield sorted(steps.values(), key=lambda node: rank[node.name]), next(iter(outside))
-        inner = [graph.node(value.node) for value in outside if _is_inner(graph, value, steps)]
-        if not inner:
+            yield [graph.node(name) for name in sorted(steps, key=rank.__getitem__)], next(iter(outside))
+        inner = [value.node for value in outside if value.node in rank and _is_read_by(graph, value, steps)]
+        if not inner or len(steps) == _MOST:
             return
-        latest = max(inner, key=lambda node: rank[node.name])
-        steps[latest.name] = latest
+        latest = max(inner, key=rank.__getitem__)
+        steps.add(latest)
+        outside = {value for value in (*outside, *graph.inputs(latest).values()) if value.node not in steps}
 
 
-def _is_inner(graph: Graph, value: Value, steps: dict[str, Node]) -> bool:
-    """Return whether a value is made by a step and read by steps alone."""
-    readers = {name for name, _ in graph.reading(value)}
-    return readers <= steps.keys() and _is_pointwise(graph, graph.node(value.node))
+def _is_read_by(graph: Graph, value: Value, steps: Container[str]) -> bool:
+    """Return whether a value has no readers but steps."""
+    return all(name in steps for name, _ in graph.reading(value))
 
 
 def _is_pointwise(graph: Graph, node: Node) -> bool:
@@ -98,8 +103,8 @@ def _is_pointwise(graph: Graph, node: Node) -> bool:
 
 def _function_of(graph: Graph, steps: Sequence[Node], source: Value) -> Eltwise | None:
     """Return the function that steps compute, None where it has no name."""
-    if len({node.op for node in steps}) == 1 and steps[0].op == "eltwise":
-        return None  # a chain, not a spelling
+    if not any(isinstance(node.attrs, Binary) and node.attrs.alg in _PRODUCTS for node in steps):
+        return None  # all functions are a number times a function of it
     places = {source: _SOURCE, **{Value(node.name): place for place, node in enumerate(steps)}}
     return _named(
         tuple(
