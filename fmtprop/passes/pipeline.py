@@ -36,6 +36,7 @@ from fmtprop.passes.rewrites.recognise_rotary import RecogniseRotary
 from fmtprop.passes.rewrites.release_sums import ReleaseSums
 from fmtprop.passes.rewrites.remove_identities import RemoveIdentities
 from fmtprop.passes.rewrites.single_numbers import SingleNumbers
+from fmtprop.passes.rewrites.unmerge_batches import UnmergeBatches
 from fmtprop.passes.training.batch_statistics import ReadVariance
 from fmtprop.passes.training.join_additions import JoinAdditions
 from fmtprop.passes.training.join_gradients import JoinGradients
@@ -44,6 +45,8 @@ from fmtprop.passes.training.join_gradients import JoinGradients
 NORMALISE: tuple[Pass, ...] = (
     # first, so that nothing stands between the nodes of a pattern
     RemoveIdentities(),
+    # before attention and its post-ops are looked for
+    UnmergeBatches(),
     # early, so that constants are folded and functions recognised in the type of the computation
     WidenPrecision(),
     # after it, since then no dead node reads a tensor between two writes

@@ -1,0 +1,71 @@
+"""Products between reshapes that merge and split batch axes: four axes are read as they lie."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import fmtprop
+from fmtprop.capture import from_torch
+from fmtprop.ir import Graph
+from fmtprop.ops.evaluate import evaluate
+from fmtprop.passes.rewrites.remove_identities import RemoveIdentities
+from fmtprop.passes.rewrites.unmerge_batches import UnmergeBatches
+
+
+class Products(nn.Module):
+    """Attention as AOTAutograd writes it."""
+
+    def __init__(self, lead: tuple[int, int] = (2, 3)) -> None:
+        super().__init__()
+        self.lead = lead
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (one.reshape(2, -1, 3, 8).transpose(1, 2) for one in (q, k, v))
+        scores = torch.bmm(q.reshape(6, -1, 8), k.transpose(-2, -1).reshape(6, 8, -1)).reshape(*self.lead, 5, -1)
+        weights = (0.3 * scores).softmax(-1)
+        return torch.bmm(weights.reshape(6, 5, -1), v.reshape(6, -1, 8)).reshape(2, 3, 5, 8).transpose(1, 2)
+
+
+def examples() -> tuple[Tensor, ...]:
+    torch.manual_seed(0)
+    return torch.randn(2, 5, 24), torch.randn(2, 7, 24), torch.randn(2, 7, 24)
+
+
+def rewritten(module: nn.Module) -> tuple[Graph, Graph]:
+    graph = from_torch(module, examples())
+    return graph, UnmergeBatches().run(RemoveIdentities().run(graph))
+
+
+def products(graph: Graph) -> list[int]:
+    return [node.results[0].ndim for node in graph.nodes() if node.op == "matmul"]
+
+
+def test_products_get_their_axes_back():
+    graph, made = rewritten(Products())
+    assert products(graph) == [3, 3] and products(made) == [4, 4]
+    names = [node.name for node in graph.input_nodes]
+    given = dict(zip(names, examples(), strict=True))
+    for got, expected in zip(evaluate(made, given), evaluate(graph, given), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_attention_is_found():
+    net = fmtprop.compile(Products(), examples(), tune="model", confirm=False)
+    assert any(node.op == "attention" for node in net.graph.nodes())
+    torch.testing.assert_close(net(*examples()), Products()(*examples()))
+
+
+def test_a_result_that_is_split_otherwise_stays():
+    _, made = rewritten(Products(lead=(3, 2)))
+    assert products(made) == [3, 3]
+
+
+def test_a_result_with_another_reader_stays():
+    class Read(Products):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k = (one.reshape(2, -1, 3, 8).transpose(1, 2) for one in (q, k))
+            scores = torch.bmm(q.reshape(6, -1, 8), k.transpose(-2, -1).reshape(6, 8, -1))
+            return scores.reshape(2, 3, 5, 7), scores.relu()
+
+    assert products(rewritten(Read())[1]) == [3]
