@@ -56,9 +56,27 @@ def test_attention_is_found():
     torch.testing.assert_close(net(*examples()), Products()(*examples()))
 
 
-def test_a_result_that_is_split_otherwise_stays():
-    _, made = rewritten(Products(lead=(3, 2)))
-    assert products(made) == [3, 3]
+def test_keys_may_be_reshaped_from_other_axes():
+    class Keys(nn.Module):
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            q = q.reshape(2, 5, 3, 8).transpose(1, 2).reshape(6, 5, 8)
+            return torch.bmm(q, k.reshape(6, 8, 7)).reshape(2, 3, 5, 7)
+
+    torch.manual_seed(0)
+    given = torch.randn(2, 5, 24), torch.randn(2, 24, 7)
+    graph = from_torch(Keys(), given)
+    made = UnmergeBatches().run(RemoveIdentities().run(graph))
+    assert products(made) == [4]
+    (got,) = evaluate(made, dict(zip([node.name for node in graph.input_nodes], given, strict=True)))
+    torch.testing.assert_close(got, Keys()(*given))
+
+
+def test_a_result_that_is_split_otherwise_than_both_operands_stays():
+    graph, made = rewritten(Products(lead=(3, 2)))
+    assert products(made) == [3, 4]
+    given = dict(zip([node.name for node in graph.input_nodes], examples(), strict=True))
+    for got, expected in zip(evaluate(made, given), evaluate(graph, given), strict=True):
+        torch.testing.assert_close(got, expected)
 
 
 def test_a_result_with_another_reader_stays():

@@ -18,7 +18,8 @@ class UnmergeBatches(NodePass):
     reshapes. With four axes, oneDNN reads views of heads as they lie in memory, and nothing stands between the
     parts of attention.
 
-    Requires merged reshapes. Ensures that a product of three axes has operands of its own, or its result is not split.
+    Requires merged reshapes. Ensures that the operands of a product of three axes are no batches that were merged, or
+    its result is not split like them.
     """
 
     def _visit(self, graph: Graph, node: Node) -> None:
@@ -31,16 +32,14 @@ class UnmergeBatches(NodePass):
         lead, matrix = reader.results[0].dims[:-2], reader.results[0].dims[-2:]
         if len(product) != 3 or len(lead) < 2 or matrix != product[1:]:
             return
-        operands = {name: _unmerged(graph, value, lead) for name, value in inputs.items()}
-        if not all(operands.values()):
+        merged = {name: graph.node(value.node) for name, value in inputs.items()}
+        if not all(isinstance(reshape.attrs, Reshape) for reshape in merged.values()):
             return
-        bypass(graph, reader, [insert(graph, node, node.attrs, **operands)])  # type: ignore[arg-type]
-
-
-def _unmerged(graph: Graph, value: Value, lead: tuple[int, ...]) -> Value | None:
-    """Return the operand whose batch axes a reshape merged; None if there is none."""
-    reshape = graph.node(value.node)
-    if not isinstance(reshape.attrs, Reshape):
-        return None
-    source = graph.inputs(reshape.name)["src"]
-    return source if graph.type_of(source).dims == (*lead, *reshape.results[0].dims[1:]) else None
+        operands = {name: graph.inputs(reshape.name)["src"] for name, reshape in merged.items()}
+        split = {name: (*lead, *reshape.results[0].dims[1:]) for name, reshape in merged.items()}
+        others = [name for name, value in operands.items() if graph.type_of(value).dims != split[name]]
+        if len(others) == len(operands):
+            return
+        for name in others:  # its source had other axes: it was reshaped twice
+            operands[name] = insert(graph, node, Reshape(split[name]), src=operands[name])
+        bypass(graph, reader, [insert(graph, node, node.attrs, **operands)])
