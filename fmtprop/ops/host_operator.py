@@ -17,7 +17,7 @@ from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.ops import host_facts
 from fmtprop.ops.building import Copying, Ready, Tensors
-from fmtprop.ops.host_call import CallOperand, HostCall, Resolved, arguments_of, in_place_form, prepare
+from fmtprop.ops.host_call import CallOperand, HostCall, Resolved, arguments_of, in_place_form, is_conversion, prepare
 from fmtprop.ops.pytorch import BINDINGS, has_kernel_for
 from fmtprop.ops.without_data import result_of
 
@@ -25,8 +25,6 @@ from fmtprop.ops.without_data import result_of
 _RESTRIDES = "aten.adaptive_avg_pool2d.default"
 #: a call without an overload for given memory that this module writes out
 _TABLE_GRADIENT = "aten.embedding_dense_backward.default"
-#: a call that does what a copy to given memory does
-_CONVERSION = "aten._to_copy.default"
 #: the type of a result that is None: a gradient that was not requested
 NO_RESULT = TensorType((0,))
 #: bytes of a result without readers that a step may keep, so that the call need not make it in each run
@@ -119,7 +117,7 @@ def operator(attrs: HostCall, tensors: Tensors, results: Sequence[torch.Tensor |
         return None
     args, kwargs = _filled(attrs.target, prepared, tensors)
     places = [torch.view_as_complex(r) if p and r is not None else r for r, p in zip(results, pairs, strict=True)]
-    if attrs.target == _CONVERSION and places[0] is not None and not joined:
+    if is_conversion(attrs) and places[0] is not None and not joined:  # a copy to given memory does this
         return partial(places[0].copy_, args[0])
     form = in_place_form(prepared.function) if host_facts.changed(attrs) is not None else None
     if form is not None and args[0] is places[0]:

@@ -356,6 +356,7 @@ BOUND = {
     "aten.upsample_nearest2d.vec": {"input": ROWS.view(1, 4, 3, 3), "output_size": [5, 6], "scale_factors": None},
     "aten.gt.Scalar": {"self": ROWS, "other": 0.1},
     "aten._to_copy.default": {"self": ROWS, "dtype": "bf16"},
+    "aten.to.dtype": {"self": ROWS, "dtype": "f64"},
 }
 
 
