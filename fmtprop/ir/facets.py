@@ -227,6 +227,8 @@ class Numbers:
     #: ``attrs -> bool``: whether a call of PyTorch gives results of its operands' type, as accurate in a narrower one:
     #: it selects numbers, or adds a few
     narrows: Callable[[Any], bool] = _never
+    #: whether it stays in f32 where a model is computed in a narrower type
+    stays_wide: bool = False
     #: ``attrs -> operands`` with numbers that are positions in another operand: these are not computed in a narrower
     #: type, since its steps grow with the distance from 0
     positions: Callable[[Any], frozenset[str]] = _nothing

@@ -192,7 +192,7 @@ def _declared(kind: Kind) -> tuple[OpDef, OpDef]:
         reference=reference,
         primitive=_primitive(kind),
         linear=Linear(products, by_columns=True, roles=("src_layer", "weights_layer", "dst_layer")),
-        numbers=Numbers(factor=check_factor, loses=loses),
+        numbers=Numbers(factor=check_factor, stays_wide=kind.stays_wide, loses=loses),
         samples=kind.samples,
         torch={"fmtprop.recurrent.default": _import} if kind.name == "lstm" else {},
     )
@@ -206,7 +206,7 @@ def _declared(kind: Kind) -> tuple[OpDef, OpDef]:
         reference=reference_backward,
         primitive=_primitive_backward(kind),
         linear=Linear(_products_backward, by_columns=True, roles=("src_layer", "weights_layer", "dst_layer")),
-        numbers=Numbers(checkable=lambda attrs: False, loses=loses),
+        numbers=Numbers(checkable=lambda attrs: False, stays_wide=kind.stays_wide, loses=loses),
         samples=samples_backward,
         torch={"fmtprop.recurrent_backward.default": _import_backward} if kind.name == "lstm" else {},
     )

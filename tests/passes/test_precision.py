@@ -314,6 +314,38 @@ def test_what_is_read_in_f32_alone_is_not_rounded():
     assert types(graph, "reorder").count("f32") == 0
 
 
+@pytest.mark.parametrize(("kind", "op", "expected"), [(nn.GRU, "lbr_gru", "f32"), (nn.LSTM, "lstm", "bf16")])
+def test_a_gru_stays_in_f32(kind: type[nn.Module], op: str, expected: str) -> None:
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.layer, self.last = nn.Linear(8, 16), kind(16, 24, batch_first=True), nn.Linear(24, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.layer(self.first(x))[0])
+
+    torch.manual_seed(0)
+    graph = check(Layers(), torch.randn(2, 5, 8))
+    assert types(graph, op) == [expected]
+
+
+def test_a_gru_in_bf16_is_computed_in_f32() -> None:
+    class Fast:
+        def computes_in(self, dtype: DataType) -> bool:
+            return True
+
+        def is_fast_in(self, dtype: DataType) -> bool:
+            return True
+
+    torch.manual_seed(0)
+    module, x = nn.GRU(16, 24, batch_first=True).bfloat16().eval(), torch.randn(2, 5, 16).bfloat16()
+    graph = WidenPrecision(Fast()).run(fp.from_torch(module, x))
+    verify(graph, Stage.IMPORTED)
+    assert types(graph, "lbr_gru") == ["f32"]
+    for got, want in zip(evaluate(graph, {graph.input_nodes[0].name: x}), module(x), strict=True):
+        assert got.dtype is torch.bfloat16 and relative_error(got, want) < 2e-2
+
+
 def test_integers_stay_integers():
     graph = lowered(nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 4)), torch.tensor([[1, 2]]))
     assert graph.input_nodes[0].results[0].dtype is DataType.S64

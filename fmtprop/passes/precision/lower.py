@@ -9,13 +9,15 @@ from fmtprop.ir import Category, Graph, Node, OpDef, Role, Value, opdef, ports
 from fmtprop.layout import DataType
 from fmtprop.ops import Attention, GroupedNBits, InnerProduct, MatMul, MatMulNBits, Reorder, emit
 from fmtprop.passes.base import Pass
-from fmtprop.passes.editing import shown, unused_name, way_from_compute
+from fmtprop.passes.editing import insert, shown, unused_name, way_from_compute
 from fmtprop.passes.precision.wide import is_compute, wide_values
 from fmtprop.passes.rewrites.few_rows import is_of_few_rows
 
 #: rows up to which reading a matrix takes longer than the products with it, in f16 without tiles (Xeon, v3.2: of 4096 x
 #: 4096, one row takes 1.3 ms in f16 and 2.6 in f32; of 2048 x 2048, four take 0.5 and 0.8, eight 1.1 and 0.8)
 _MOST_ROWS = 4
+
+_NARROW = (DataType.BF16, DataType.F16)
 
 #: attributes of products with codes
 _OF_CODES = (MatMulNBits, GroupedNBits)
@@ -69,7 +71,7 @@ class WidenPrecision(Pass):
     half the bytes. PyTorch's operators have no fast kernels for these types either: on a CPU with AVX-512 but without
     f16, a convolution of 64 channels takes 25 times as long in f16 as in f32 with both conversions. Ops after
     compute-intensive ones stay in f32, host ops get the model's type, and graph outputs keep it. So results are
-    rounded less often than the model says.
+    rounded less often than the model says. On any CPU, this holds for the layers that always stay in f32.
 
     Requires and returns a well-formed graph.
     """
@@ -80,10 +82,32 @@ class WidenPrecision(Pass):
     def run(self, graph: Graph) -> Graph:
         """Return the converted graph."""
         read = {result.dtype for node in graph.nodes() if is_compute(node) for result in node.results}
-        for dtype in (DataType.BF16, DataType.F16):
+        for dtype in _NARROW:
             if dtype in read and self.target is not None and not self.target.is_fast_in(dtype):
                 graph = _Conversion(graph, dtype, DataType.F32, keeps_rows=self.target.computes_in(dtype)).run()
-        return graph.copy()
+        graph = graph.copy()
+        for node in graph.nodes():
+            if not node.is_boundary and opdef(node.op).numbers.stays_wide:
+                _widen(graph, node)
+        return graph
+
+
+def _widen(graph: Graph, node: Node) -> None:
+    """Give a node operands and results in f32, with conversions around it."""
+    inputs = graph.inputs(node.name)
+    narrow = {name for name, value in inputs.items() if graph.type_of(value).dtype in _NARROW}
+    if not narrow:
+        return
+    wide = {name: insert(graph, node, Reorder(DataType.F32.value), src=inputs[name]) for name in narrow}
+    graph.set_inputs(node.name, {**inputs, **wide})
+    results = [one.with_dtype(DataType.F32) if one.dtype in _NARROW else one for one in node.results]
+    graph.replace(node.with_(results=tuple(results)))
+    for index, before in enumerate(node.results):
+        value = Value(node.name, index)
+        if before.dtype in _NARROW and graph.reader_count(value):
+            back = emit(graph, "reorder", {"src": value}, Reorder(before.dtype.value), origin=node.origin)
+            graph.replace_uses(value, back)
+            graph.set_input(back.node, "src", value)
 
 
 class _Conversion:
@@ -166,10 +190,10 @@ class _Conversion:
         return wanted
 
     def _keeps_types(self, node: Node) -> bool:
-        """Return whether a node names its result's type, reads numbers of a third floating type, or an input once."""
+        """Return whether a node keeps its types: it names one, has a third one, reads an input once, or stays wide."""
         dtypes = {self.source.type_of(value).dtype for value in self.source.inputs(node.name).values()}
         is_third = any(dtype.is_floating for dtype in dtypes - {self.given, self.dtype})
-        is_kept = self.keeps_rows and _is_read_once(node)
+        is_kept = (self.keeps_rows and _is_read_once(node)) or (not self.widens and opdef(node.op).numbers.stays_wide)
         return is_third or is_kept or _names_its_type(node) or self._reads_an_input_once(node)
 
     def _reads_an_input_once(self, node: Node) -> bool:
