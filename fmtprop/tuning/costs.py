@@ -99,7 +99,8 @@ class Basis:
     of another basis, so what tells of a plan afterwards takes the one by which it was chosen.
     """
 
-    model: CostModel
+    #: None: of the figures that the store has
+    model: CostModel | None
     paces: Paces
 
 
@@ -132,7 +133,7 @@ def costs_for(
     known, target = store if store is not None else Store(), target or OneDnnTarget()
     if tune == KNOWN and not are_measured(known):
         tune = NOMINAL
-    model, footprint = basis.model if basis else target.model(), weights_nbytes + (activations_nbytes or 0)
+    model, footprint = (basis.model if basis else None) or target.model(), weights_nbytes + (activations_nbytes or 0)
     if model is None:
         figures = nominal_peaks() if tune == NOMINAL else peaks(known, 0 if tune == KNOWN else footprint)
         model = ModelCosts(figures, footprint, dnnl.lib().lanes, has_tiles=dnnl.lib().has_tiles)

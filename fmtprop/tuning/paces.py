@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from math import floor, log2
 
+from fmtprop.errors import FmtpropError
 from fmtprop.store import Store, key_of
 
 #: from the general to the special: how the cost was found, data type, op, implementation, size
@@ -80,6 +81,22 @@ class Paces:
         copy = Paces(None)
         copy._known = dict(self._known)
         return copy
+
+    def records(self) -> list[tuple[list[str], float]]:
+        """Return the ratios that were asked for or learned here, as plain data."""
+        return [(list(family), pace) for family, pace in self._known.items() if pace is not None]
+
+    @classmethod
+    def of_records(cls, records: object) -> Paces:
+        """Return the ratios of some records, and no others; these are not trusted: raises FmtpropError."""
+        paces = cls(None)
+        for record in records if isinstance(records, list) else [None]:
+            match record:
+                case [[*family], float(pace)] if all(isinstance(name, str) for name in family):
+                    paces._known[tuple(family)] = min(_MOST_PACE, max(_LEAST_PACE, pace))
+                case _:
+                    raise FmtpropError(f"{record!r} is no ratio of a family of steps")
+        return paces
 
     def _recorded(self, family: Family) -> float | None:
         if family not in self._known:

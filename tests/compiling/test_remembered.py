@@ -11,6 +11,7 @@ from torch import nn
 import fmtprop as fp
 from fmtprop.compiling import selection
 from fmtprop.store import Store, keep_text, text_of, texts
+from fmtprop.tuning.paces import Paces
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -45,6 +46,27 @@ def test_a_module_has_the_plan_of_an_earlier_one_with_its_own_weights(solved):
     assert second.certificate == first.certificate is not None
     nodes = [[(node.name, node.choice.impl, node.descs) for node in one.graph.nodes()] for one in (first, second)]
     assert nodes[0] == nodes[1]
+
+
+def test_the_certificate_comes_with_the_paces_of_its_costs(solved):
+    """Other models teach other paces in between: by these, the plan may not be the cheapest."""
+    how = {"deterministic": False, "tune": "model", "confirm": False}
+    first = compiled(net(), **how)
+    family = "modelled", "f32", "convolution", "other"
+    Paces(Store()).learn([(family, 1e-4, 3e-4)])
+    second = compiled(net(), **how)
+    assert len(solved) == 1 and second.certificate == first.certificate is not None
+    assert second.basis.paces.of(family, 1e-4) == first.basis.paces.of(family, 1e-4) == 1.0
+    assert Paces(Store()).of(family, 1e-4) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("damage", [None, [["f32", 2.0]], [[["f32", 1], 2.0]]])
+def test_paces_that_are_none_are_made_anew(damage, own_cache, solved):
+    compiled(net())
+    (file,) = (own_cache / texts.FOLDER).iterdir()
+    keep_text(file.stem, json.dumps({**json.loads(text_of(file.stem)), "paces": damage}))
+    compiled(net())
+    assert len(solved) == 2
 
 
 def test_other_options_and_figures_have_choices_of_their_own(solved):
