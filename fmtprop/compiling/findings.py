@@ -1,4 +1,7 @@
-"""What a compilation found out besides the plan, as a part of a document: for reports of the plan elsewhere."""
+"""What a compilation found out besides the plan, as a part of a document: for reports of the plan elsewhere.
+
+With a certificate come the paces that its costs had: by those that runs have taught since, another plan may be cheaper.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from fmtprop.errors import PlanError
 from fmtprop.ir.file import read_floats, spell_floats
 from fmtprop.ir.plain import record_of
 from fmtprop.passes.optimal import Certificate
-from fmtprop.tuning import Tuning
+from fmtprop.tuning import Basis, Tuning
+from fmtprop.tuning.paces import Paces
 
 _RECORDS = {"certificate": Certificate, "race": Race, "tuning": Tuning}
 _TEXTS = ("dropped", "left_out")
@@ -22,16 +26,17 @@ def findings_of(one: Planned) -> dict[str, Any]:
     """Return the findings of a compilation as plain data."""
     records = {name: getattr(one, name) for name in _RECORDS}
     found = {name: None if record is None else spell_floats(asdict(record)) for name, record in records.items()}
-    return found | {name: dict(getattr(one, name)) for name in _TEXTS} | {"seconds": dict(one.seconds)}
+    paces = [] if one.basis is None else one.basis.paces.records()
+    return found | {name: dict(getattr(one, name)) for name in _TEXTS} | {"seconds": dict(one.seconds), "paces": paces}
 
 
 def set_findings(one: Planned, row: Mapping[str, Any]) -> None:
     """Give findings to a planned model; the row is not trusted.
 
-    Raises PlanError or GraphError if it is malformed.
+    Raises PlanError, or another FmtpropError, if it is malformed.
     """
     data = read_floats("its report", dict(row))
-    if set(data) != {*_RECORDS, *_TEXTS, "seconds"}:
+    if set(data) != {*_RECORDS, *_TEXTS, "seconds", "paces"}:
         raise PlanError("its report has other keys than a plan's")
     read: dict[str, Any] = {
         name: None if data[name] is None else record_of(kind, data[name]) for name, kind in _RECORDS.items()
@@ -40,5 +45,8 @@ def set_findings(one: Planned, row: Mapping[str, Any]) -> None:
         if not isinstance(data[name], dict) or not all(isinstance(one, kind) for one in data[name].values()):
             raise PlanError(f"its report's {name} must map text to {kind.__name__}")
         read[name] = data[name]
+    paces = Paces.of_records(data["paces"])
+    if read["certificate"] is not None:
+        read["basis"] = Basis(None, paces)
     for name, value in read.items():
         setattr(one, name, value)

@@ -1,8 +1,7 @@
 """The choices that an earlier process made for the same graph, options, machine and figures.
 
 They take the place of the enumeration of all ways and of a race; what that process found out besides, such as the
-certificate, comes with them, and the paces that its costs had: by those of today, another plan may be the cheapest.
-Owns the rule of which choices are kept.
+certificate, comes with them. Owns the rule of which choices are kept.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from fmtprop.errors import FmtpropError, GraphError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.json_text import parse_json
 from fmtprop.store import Store, keep_text, key_of, text_of
-from fmtprop.tuning import Basis
-from fmtprop.tuning.paces import Paces
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,7 +36,6 @@ class Remembered:
     def __init__(self, graph: Graph, options: Options) -> None:
         self.plan: Entrant | None = None
         self._findings: Mapping[str, Any] = {}
-        self._paces = Paces(None)
         self._key, self._figures = _key(graph, options), _figures()
         text = None if self._key is None else text_of(_with_figures(self._key))
         if text is not None:
@@ -50,8 +46,7 @@ class Remembered:
         if self.plan is not None and compilation.kept.key == self.plan.key:
             self._give_findings(compilation)
         elif self._key is not None and self._is_final(compilation):
-            paces = [] if compilation.basis is None else compilation.basis.paces.records()
-            document = {"choices": choices_text(compilation), "findings": findings_of(compilation), "paces": paces}
+            document = {"choices": choices_text(compilation), "findings": findings_of(compilation)}
             keep_text(_with_figures(self._key), json.dumps(document))
 
     def _is_final(self, compilation: Compilation) -> bool:
@@ -70,9 +65,9 @@ class Remembered:
             document = parse_json(text)
             if not isinstance(document, dict) or not isinstance(document.get("findings"), dict):
                 raise GraphError("remembered choices must be an object with findings")
-            self._findings, self._paces = document["findings"], Paces.of_records(document.get("paces"))
             # the key has the options and the machine: there, the plan passed its check
             self.plan = entrant_of(*choices_of(str(document.get("choices"))), is_checked=True)
+            self._findings = document["findings"]
         except FmtpropError as error:
             _LOG.warning("remembered choices are damaged and made anew: %s", error)
 
@@ -83,7 +78,6 @@ class Remembered:
         except FmtpropError as error:
             _LOG.warning("the findings beside remembered choices are damaged: %s", error)
         compilation.seconds = seconds
-        compilation.basis = Basis(None, self._paces)
 
 
 def _key(graph: Graph, options: Options) -> str | None:

@@ -72,7 +72,7 @@ class LstmBytesKernel(StandaloneKernel):
     src_steps: tuple[int, int]
     dst_steps: tuple[int, int]
     #: whether no weight is -128
-    symmetric: bool
+    symmetric_weights: bool
 
     @property
     def is_offered(self) -> bool:
@@ -93,7 +93,7 @@ class LstmBytesKernel(StandaloneKernel):
     def assembled(self) -> Kernel:
         """Return the code; layers that differ in the number of steps and in strides share it."""
         return assembled(
-            "lstm_bytes_program", "lstm_bytes", self.machine, self.rows, self.states, self.group, self.symmetric
+            "lstm_bytes_program", "lstm_bytes", self.machine, self.rows, self.states, self.group, self.symmetric_weights
         )
 
     def work(self, threads: int) -> StandaloneWork:

@@ -48,16 +48,18 @@ _AHEAD_NBYTES = 1024
 _LOADED, _FIRST = 4, 8
 
 
-def lstm_bytes(isa: Isa, rows: int, states: int, group: int, symmetric: bool) -> tuple[bytes, bytes]:
+def lstm_bytes(isa: Isa, rows: int, states: int, group: int, symmetric_weights: bool) -> tuple[bytes, bytes]:
     """Return the program, and the table of constants that it reads.
 
-    `group`: sequences that share a load of weights. `symmetric`: whether no weight is -128.
+    `group`: sequences that share a load of weights. `symmetric_weights`: whether no weight is -128.
     """
-    return with_table(partial(_assembled, isa, rows, states, group, symmetric))
+    return with_table(partial(_assembled, isa, rows, states, group, symmetric_weights))
 
 
-def _assembled(isa: Isa, rows: int, states: int, group: int, symmetric: bool, numbers: tuple[bytes, ...]) -> _LstmBytes:
-    p = _LstmBytes(isa, rows, states, group, symmetric, numbers)
+def _assembled(
+    isa: Isa, rows: int, states: int, group: int, symmetric_weights: bool, numbers: tuple[bytes, ...]
+) -> _LstmBytes:
+    p = _LstmBytes(isa, rows, states, group, symmetric_weights, numbers)
     frame = _SUMS + GATES * group * BLOCK * 4
     p.advance(-frame, Register.RSP)
     p.layer()
@@ -67,12 +69,12 @@ def _assembled(isa: Isa, rows: int, states: int, group: int, symmetric: bool, nu
 
 class _LstmBytes(QuantizedRows):
     def __init__(
-        self, isa: Isa, rows: int, states: int, group: int, symmetric: bool, numbers: tuple[bytes, ...]
+        self, isa: Isa, rows: int, states: int, group: int, symmetric_weights: bool, numbers: tuple[bytes, ...]
     ) -> None:
         super().__init__(isa, symmetric=False, arguments=LstmBytesArguments)
         self._rows, self._states, self._group, self._constants = rows, states, group, numbers
         #: whether weights get the signs of codes that are less by 128
-        self._signs_weights = isa is AVX2 and symmetric
+        self._signs_weights = isa is AVX2 and symmetric_weights
 
     def layer(self) -> None:
         """Compute all steps; the states lie in results from the start."""

@@ -32,7 +32,7 @@ class LstmBytes(Attrs):
     #: whether it goes through the sequence from its end
     reverse: bool = False
     #: whether no weight is -128, which has no opposite among bytes: products are faster where they are of 16 bits
-    symmetric: bool = False
+    symmetric_weights: bool = False
 
 
 def infer(attrs: LstmBytes, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
@@ -88,15 +88,14 @@ def _sums(weights: torch.Tensor) -> torch.Tensor:
 _LIBRARY = torch.library.Library("fmtprop", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(  # type: ignore[no-untyped-call]
     "lstm_bytes(Tensor src, Tensor src_h, Tensor src_c, Tensor weights, Tensor scales, Tensor sums, bool reverse, "
-    "bool symmetric) "
-    "-> (Tensor, Tensor, Tensor)"
+    "bool symmetric_weights) -> (Tensor, Tensor, Tensor)"
 )
 _OPERANDS = ("src", "src_h", "src_c", "weights", "scales", "sums")
 
 
 def _lstm_bytes(*tensors: torch.Tensor | bool) -> tuple[torch.Tensor, ...]:
-    *given, reverse, symmetric = tensors
-    return reference(LstmBytes(bool(reverse), bool(symmetric)), dict(zip(_OPERANDS, given, strict=True)))  # type: ignore[arg-type]
+    *given, reverse, symmetric_weights = tensors
+    return reference(LstmBytes(bool(reverse), bool(symmetric_weights)), dict(zip(_OPERANDS, given, strict=True)))  # type: ignore[arg-type]
 
 
 def _without_data(src: torch.Tensor, h: torch.Tensor, c: torch.Tensor, *others: object) -> tuple[torch.Tensor, ...]:
@@ -108,7 +107,7 @@ _LIBRARY.impl("lstm_bytes", _without_data, "Meta")  # type: ignore[no-untyped-ca
 
 
 def _import(call: Call) -> tuple[Value, ...]:
-    attrs = LstmBytes(bool(call["reverse"]), bool(call["symmetric"]))
+    attrs = LstmBytes(bool(call["reverse"]), bool(call["symmetric_weights"]))
     dst = call.emit("lstm_bytes", {name: call[name] for name in _OPERANDS}, attrs)
     return dst, Value(dst.node, 1), Value(dst.node, 2)
 

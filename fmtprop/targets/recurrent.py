@@ -23,7 +23,7 @@ def lstm_of_bytes(node: Node, attrs: LstmBytes, request: Request) -> Iterator[Wa
     if found is not None:
         times, rows, states = found["dst"].dims
         src, dst = _steps(found["src"]), _steps(found["dst"])
-        yield _way(LstmBytesKernel(times, rows, states, attrs.reverse, src, dst, attrs.symmetric), found)
+        yield _way(LstmBytesKernel(times, rows, states, attrs.reverse, src, dst, attrs.symmetric_weights), found)
 
 
 def recurrent_layers(node: Node, attrs: Recurrent, request: Request) -> Iterator[Way]:

@@ -20,7 +20,7 @@ from fmtprop import dnnl
 
 def attention_in_parts(function: Callable[..., Tensor], lowered: bool) -> Callable[..., Tensor]:
     """Return PyTorch's function: of four axes, or in parts where these are products in bf16 and need gradients."""
-    of_four_axes = _of_four_axes(function)
+    for_the_kernel = _for_the_kernel(function)
 
     def call(
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
@@ -29,7 +29,7 @@ def attention_in_parts(function: Callable[..., Tensor], lowered: bool) -> Callab
         given = query, key, value
         is_plain = attn_mask is None and dropout_p == 0 and not is_causal
         if not is_plain or not _is_narrow(given, lowered) or not _is_short(given) or not _has_gradients(given):
-            return of_four_axes(*given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+            return for_the_kernel(*given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         # scaled queries: a factor of the weights would be a step of its own in the backward pass
         scaled = query * (query.shape[-1] ** -0.5 if scale is None else scale)
         return (scaled @ key.transpose(-2, -1)).softmax(-1) @ value
@@ -38,7 +38,7 @@ def attention_in_parts(function: Callable[..., Tensor], lowered: bool) -> Callab
     return call
 
 
-def _of_four_axes(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _for_the_kernel(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return attention that calls PyTorch's with a batch and heads, as PyTorch has a kernel for these alone.
 
     Without heads, all matrices are heads. Of several axes before the matrices, the innermost one in memory has the

@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-import fmtprop
 from fmtprop.capture import from_torch
 from fmtprop.ir import Graph
+from fmtprop.ir.verify import Stage
 from fmtprop.ops.evaluate import evaluate
+from fmtprop.passes.base import Pipeline
+from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.rewrites.remove_identities import RemoveIdentities
 from fmtprop.passes.rewrites.unmerge_batches import UnmergeBatches
+from fmtprop.passes.variants.attention_fusion import attention
 
 
 class Products(nn.Module):
@@ -51,9 +54,8 @@ def test_products_get_their_axes_back():
 
 
 def test_attention_is_found():
-    net = fmtprop.compile(Products(), examples(), tune="model", confirm=False)
-    assert any(node.op == "attention" for node in net.graph.nodes())
-    torch.testing.assert_close(net(*examples()), Products()(*examples()))
+    normal = Pipeline(NORMALISE, Stage.NORMAL).run(from_torch(Products(), examples()))
+    assert any(attention(normal, node) for node in normal.nodes() if node.op == "matmul")
 
 
 def test_keys_may_be_reshaped_from_other_axes():

@@ -93,7 +93,7 @@ def _is_read_by(graph: Graph, value: Value, steps: Container[str]) -> bool:
 
 
 def _is_pointwise(graph: Graph, node: Node) -> bool:
-    if node.is_boundary or node.post_ops or node.results[0].dtype is not DataType.F32:
+    if node.is_boundary or node.post_ops or not node.results or node.results[0].dtype is not DataType.F32:
         return False
     hosted = isinstance(node.attrs, HostCall) and node.attrs.target in _HOSTED
     if not (hosted or opdef(node.op).elementwise):
