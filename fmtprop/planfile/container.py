@@ -34,7 +34,7 @@ from fmtprop.targets.memory import ALIGNMENT_NBYTES, align
 FORMAT = "fmtprop-plan"
 #: grows with each change of the document after which a file means something else, or an older fmtprop could not read
 #: it; :mod:`~fmtprop.planfile.versions` reads the versions before
-VERSION = 2
+VERSION = 3
 
 #: most bytes of a header (a hundred a block), and of a document (as of a graph file)
 _MOST_HEADER_NBYTES, _MOST_DOCUMENT_NBYTES = 1 << 24, 1 << 27

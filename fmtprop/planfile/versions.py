@@ -12,15 +12,15 @@ from typing import Any
 
 def renewed(document: Any, version: int) -> Any:
     """Return a document of a version as one of the present version; nothing in it is trusted, or checked yet."""
-    if version < 2 and isinstance(document, dict):
-        _from_1(document)
-    return document
-
-
-def _from_1(document: dict[str, Any]) -> None:
-    """Add what the first version lacked: how formats were chosen."""
+    if not isinstance(document, dict) or version > 2:
+        return document
     for plan in document["plans"] if isinstance(document.get("plans"), list) else ():
-        if isinstance(plan, dict):
+        if not isinstance(plan, dict):
+            continue
+        if version < 2:  # it did not say how formats were chosen
             plan.setdefault("choices", {})
+        if isinstance(plan.get("report"), dict):  # nor the paces of its costs
+            plan["report"].setdefault("paces", [])
     if isinstance(document.get("environment"), dict):
-        document["environment"]["plan file"] = "version 1"
+        document["environment"]["plan file"] = f"version {version}"
+    return document

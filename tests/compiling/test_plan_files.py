@@ -16,6 +16,8 @@ import fmtprop as fp
 from fmtprop import dnnl
 from fmtprop.errors import PlanError, UnsupportedOpError
 from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.store import Store
+from fmtprop.tuning.paces import Paces
 from tests import processes
 from tests.compiling.test_bytes import residual_network
 
@@ -288,9 +290,9 @@ def test_an_older_file_is_planned_again():
     convolution, norm = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8)
     tail = torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(8 * 16, 4)
     module, x = torch.nn.Sequential(convolution, norm, *tail).eval(), torch.randn(2, 3, 8, 8)
-    with pytest.warns(RuntimeWarning, match="plan file: version 1 in the file, version 2 here.*planned again"):
+    with pytest.warns(RuntimeWarning, match="plan file: version 1 in the file, version 3 here.*planned again"):
         torch.testing.assert_close(fp.load_plan(file)(x), module(x))
-    with pytest.raises(PlanError, match="does not fit: plan file: version 1 in the file, version 2 here"):
+    with pytest.raises(PlanError, match="does not fit: plan file: version 1 in the file, version 3 here"):
         fp.load_plan(file, on_mismatch="error")
 
 
@@ -421,10 +423,25 @@ def test_errors(tmp_path):
         net.save(tmp_path / "text")
     path = saved(net, tmp_path)
     data = path.read_bytes()
-    with pytest.raises(PlanError, match="has version '9', this fmtprop reads versions 1 to 2: it needs a newer fmt"):
-        fp.load_plan(data.replace(b'"version":"2"', b'"version":"9"', 1))
+    with pytest.raises(PlanError, match="has version '9', this fmtprop reads versions 1 to 3: it needs a newer fmt"):
+        fp.load_plan(data.replace(b'"version":"3"', b'"version":"9"', 1))
     with pytest.raises(PlanError, match="is cut off or damaged"):
         fp.load_plan(data[:-64])
+
+
+def test_a_report_of_a_file_has_the_paces_of_its_certificate(tmp_path, own_cache):
+    """What other models' runs teach in between may make another plan cheaper."""
+    Paces(Store()).learn([(("modelled", "f32", "convolution", "other"), 1e-4, 3e-4)])
+    net = fp.compile(torch.nn.Conv2d(8, 16, 3), torch.randn(1, 8, 9, 9), tune="model", confirm=False)
+    Paces(Store()).learn([(("modelled", "f32", "convolution", "other"), 1e-4, 9e-4)])
+    loaded = fp.load_plan(saved(net, tmp_path))
+    assert loaded.certificate == net.certificate is not None
+    assert dict(map(_pair, loaded.basis.paces.records())) == dict(map(_pair, net.basis.paces.records())) != {}
+
+
+def _pair(record):
+    family, pace = record
+    return tuple(family), pytest.approx(pace)
 
 
 def test_deterministic_plans_are_the_same_with_any_records(tmp_path, monkeypatch):

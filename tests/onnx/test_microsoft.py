@@ -184,7 +184,8 @@ def test_groups_of_weights_with_zero_points() -> None:
         plain.attributes,
         weights=plain.weights | {"groups"},
     )
-    np.testing.assert_allclose(ours(plain)[0], ours(with_groups)[0], rtol=1e-5)
+    # a sum near 0 has the rounding errors of its summands, which are about 1
+    np.testing.assert_allclose(ours(plain)[0], ours(with_groups)[0], rtol=1e-5, atol=1e-6)
 
 
 def test_an_operator_without_its_domain() -> None:
