@@ -66,8 +66,8 @@ class Regrouping:
     op: str
     #: for each operand and for ``dst``
     tensors: Mapping[str, Grouping]
-    #: format, in the primitive's axes, of each src and dst that is `any`. The primitive must not choose, since the op's
-    #: axes cannot express a blocked format of joined axes.
+    #: format, in the primitive's axes, of each src and dst that is `any`; empty if the primitive chooses. It must not
+    #: where axes are joined, since the op's axes cannot express a blocked format of them.
     tag: str = "ab"
 
     def lower(self, descs: Natives, attr: NativeAttr, make: Make) -> Lowering:
@@ -102,7 +102,7 @@ class Regrouping:
 
     def _decided(self, name: str, desc: MemoryDesc) -> MemoryDesc:
         """Decide the format of src or dst if it is `any`."""
-        if desc.kind != "any" or name not in ("src", "dst"):
+        if not self.tag or desc.kind != "any" or name not in ("src", "dst"):
             return desc
         free = regrouped(desc, self.tensors[name])
         return restored(MemoryDesc(free.dims, free.dtype, tag=self.tag), self.tensors[name], desc.dims)
@@ -162,13 +162,15 @@ class Regrouping:
                 self._check_broadcast(name, op.src1.dims, dst)
                 desc = op.src1.desc
                 seen = self._regrouped(name, desc, self.tensors["dst"])
-                if seen.kind == "any":
+                if seen.kind == "any" and self.tag:
                     seen = MemoryDesc(seen.dims, seen.dtype, tag=self.tag)
                 post_ops.append_binary(op.alg, native(seen))
             elif op.kind == "eltwise":
                 post_ops.append_eltwise(op.alg, *op.values)
             elif op.kind == "sum":
                 post_ops.append_sum(*op.values)
+            elif op.kind == "prelu" and op.values[0] in (0, 1 << 1) and self.tensors["dst"][1] == (1,):  # by channel
+                post_ops.append_prelu(int(op.values[0]))
             else:
                 raise UnsupportedOpError(
                     f"{self.op} seen with other axes cannot carry a {op.kind} post-op: keep it as a node of its own"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
-from fmtprop.ir import Category, Choice, Node, Role, TensorType, opdef, ports, result_names, sources
+from fmtprop.ir import OPSET, Category, Choice, Node, Role, TensorType, opdef, ports, result_names, sources
 from fmtprop.layout import DataType, FormatKind, MemoryDesc
 from fmtprop.passes.assignment.formats import like, usual
 
@@ -123,6 +123,19 @@ def can_be_read(desc: MemoryDesc, *targets: Target) -> bool:
 
 #: a deconvolution that runs as the gradient of a convolution has a name of this and of the convolution
 AS_GRADIENT = "conv:any+"
+
+#: a convolution of images whose rows and columns are exchanged has a name of this and of the implementation
+EXCHANGED = "exchanged"
+
+
+def equivalent_of(impl: str) -> str:
+    """Return which primitive's implementation runs in place of an op's own; an empty name for the op's own.
+
+    >>> equivalent_of("matmul:brgemm:avx2"), equivalent_of("exchanged:jit:avx2"), equivalent_of("jit:avx2")
+    ('matmul', 'exchanged', '')
+    """
+    name = impl.partition(":")[0]
+    return name if name in OPSET or name == EXCHANGED else ""
 
 
 def is_loop(impl: str) -> bool:

@@ -13,12 +13,12 @@ from typing import TypeVar
 
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError, FormatError, GraphError, ShapeError, UnsupportedOpError
-from fmtprop.ir import OPSET, Bytes, Choice, Lowering, Node, Primitive, loses_special_values, opdef, ports, result_names
+from fmtprop.ir import Bytes, Choice, Lowering, Node, Primitive, loses_special_values, opdef, ports, result_names
 from fmtprop.jit import CHUNK_NBYTES, Kernel, kernel_for
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.recurrent import Recurrent
 from fmtprop.passes.assignment.formats import plain, worth_trying
-from fmtprop.passes.target import AS_GRADIENT, Candidate, Request, is_loop, of_name
+from fmtprop.passes.target import AS_GRADIENT, EXCHANGED, Candidate, Request, equivalent_of, is_loop, of_name
 from fmtprop.targets.arguments import tail_arguments
 from fmtprop.targets.executable import Provider
 from fmtprop.targets.experts import ExpertsImplementation, experts_candidates
@@ -227,7 +227,7 @@ class OneDnnTarget(Provider):
         asked = _asked(node, request, is_alone=is_alone, is_named=named is not None)
         for primitive in (declaration.primitive, *declaration.equivalents):
             is_own = primitive is declaration.primitive
-            if named is not None and declaration.equivalents and is_own == _is_of_equivalent(named):
+            if named is not None and declaration.equivalents and is_own == bool(equivalent_of(named)):
                 continue
             lowering = _lower(node, primitive, *given)
             if lowering is None:
@@ -238,7 +238,7 @@ class OneDnnTarget(Provider):
                 # slow code of another primitive is no alternative
                 if (is_ref and (node.exact or not is_own)) or _loses_in_sigmoid(node, pd):
                     continue
-                impl = _prefix(node, pd.kind) + pd.impl
+                impl = _prefix(node, pd.kind, is_own) + pd.impl
                 if named not in (None, impl):
                     names.update([] if is_ref else [impl])
                     if len(names) == _IMPLEMENTATIONS:
@@ -449,14 +449,12 @@ def _identity(node: Node, impl: str, operands: Mapping[str, MemoryDesc], results
     return (node.op, node.attrs, _tail(node), impl, read, tuple(desc.at_start() for desc in results))
 
 
-def _prefix(node: Node, kind: str) -> str:
+def _prefix(node: Node, kind: str, is_own: bool) -> str:
     """Return what stands before the names of a primitive's implementations: the kind of an equivalent one."""
+    if not is_own and kind == node.op:
+        return f"{EXCHANGED}:"
     # a gradient is of the same kind as its op, and oneDNN has one kind for all recurrent layers
     return "" if node.op.startswith(kind) or kind == "rnn" else f"{kind}:"
-
-
-def _is_of_equivalent(impl: str) -> bool:
-    return impl.partition(":")[0] in OPSET
 
 
 def _is_ref(pd: dnnl.PrimitiveDesc) -> bool:

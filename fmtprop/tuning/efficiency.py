@@ -10,7 +10,7 @@ from math import prod
 
 from fmtprop.ir.facets import Linear
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.target import AS_GRADIENT
+from fmtprop.passes.target import AS_GRADIENT, EXCHANGED
 
 #: share of the peak that a family of implementations reaches, by the start of its name (the first that matches counts):
 #: on windows and products, on windows of one position, on one channel per group. Medians over the layers of the
@@ -83,6 +83,11 @@ _HALF = (("brg", (0.4, 0.4)), ("jit", (1.2, 0.6)), ("grouped_convolution", (0.0,
 _HALF_BY_CALLS = 16.0
 
 
+#: positions of a row with which kernels of windows reach all of their speed, and a part of it: they keep positions of a
+#: row in registers. 64 channels and windows of 3 x 3, rows of one, two, three, four and eight positions: 0.3, 0.6, 0.7,
+#: 0.75 and 0.9 of the speed with 500 (AVX2, v3.2, one thread)
+_FULL_ROW, _PART_OF_ROW = 8, 3
+
 #: prefix of the two kernels of a fused depthwise pair
 _FUSED = "ref_fused_convolution:any:"
 
@@ -106,7 +111,7 @@ def efficiency(impl: str, shape: int = 0) -> float:
     >>> efficiency("convolution:x64:gemm:jit") < efficiency("inner_product:x64:gemm:jit")
     True
     """
-    impl = impl.removeprefix(AS_GRADIENT)
+    impl = impl.removeprefix(AS_GRADIENT).removeprefix(f"{EXCHANGED}:")
     # a fused depthwise pair is called reference, but runs the two kernels that it goes on to name; a kernel after it
     # does not change the share
     impl = impl.removeprefix(_FUSED).partition("+")[0]
@@ -158,6 +163,17 @@ def filled(impl: str, lanes: int, linear: Linear, src: MemoryDesc, weights: Memo
     blocked = bool(src.inner_blocks)
     halves = (shares[blocked] * lanes for start, shares in _HALF if impl.startswith(start))
     return channels / (channels + next(halves, _HALF_BY_CALLS))
+
+
+def in_rows(impl: str, positions: int) -> float:
+    """Return the part of its speed at which an implementation computes windows along rows of so many positions.
+
+    >>> in_rows("jit:avx2", 2) < in_rows("jit:avx2", 8) == in_rows("gemm:jit", 2) == 1.0
+    True
+    """
+    if positions >= _FULL_ROW or not impl.startswith(("brg", "jit")):
+        return 1.0
+    return positions / (positions + _PART_OF_ROW) * (_FULL_ROW + _PART_OF_ROW) / _FULL_ROW
 
 
 def in_steps(sequences: int, *, by_kernel: bool = False) -> float:

@@ -13,13 +13,14 @@ from fmtprop.ir import Attrs, Linear, Node, PostOp, TensorType, linear_of, opdef
 from fmtprop.ir.post_ops import types_along
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.layout.geometry import axis_order
-from fmtprop.passes.target import AS_GRADIENT, Candidate
+from fmtprop.passes.target import AS_GRADIENT, EXCHANGED, Candidate
 from fmtprop.targets.executable import threads_here
 from fmtprop.tuning import identity
 from fmtprop.tuning.efficiency import (
     AS_CONVOLUTION,
     efficiency,
     filled,
+    in_rows,
     in_steps,
     is_by_vectors,
     is_general,
@@ -180,6 +181,7 @@ class ModelCosts:
         if candidate.target == "view" or node.is_boundary:
             return 0.0
         operands, dst = candidate.operands, candidate.results[0]
+        impl = candidate.impl.removeprefix(f"{EXCHANGED}:")
         if node.op == "reorder":
             return self._reorder(operands["src"], dst)
         sizes = _sizes_along(node, operands, dst)
@@ -188,14 +190,14 @@ class ModelCosts:
         if _says(candidate, "moves_freely"):
             share, streaming = (1.0, streaming) if linear is None else (self._few_rows_share, self._by_kernel)
         slow = {**_SLOW, **_SLOW_NARROW} if dst.dtype.nbytes < DataType.F32.nbytes else _SLOW
-        pace = slow.get(candidate.impl) or slow.get(f"{node.op} {candidate.impl}", 1.0)
+        pace = slow.get(impl) or slow.get(f"{node.op} {impl}", 1.0)
         moved = self._moving(node, operands, candidate.results, share, streaming) / pace
         if _says(candidate, "by_operators"):
             return self._by_pytorch(node, operands, candidate.results)
         if linear is None:
             gathered = prod(operands.get("src", dst).dims) / max(prod(dst.dims), 1)
             arithmetic = cost.operations(node.attrs, gathered) * prod(dst.padded_dims) / self._pointwise
-            arithmetic *= self._gathering(candidate.impl, dst, cost.gathers)
+            arithmetic *= self._gathering(impl, dst, cost.gathers)
             if _says(candidate, "by_kernel") and opdef(node.op).elementwise:
                 arithmetic = min(arithmetic, prod(dst.dims) / self._functions)
             if candidate.is_ref:
@@ -204,58 +206,60 @@ class ModelCosts:
             src, weights, out = _roles(linear, operands, sizes[0])
             shape = shape_of(linear, src, weights)
             dtype = _multiplied(linear, operands)
-            peak = self._peak_of(candidate.impl, shape, dtype, self._peak(dtype))
-            reached = efficiency(candidate.impl, shape)
-            reached *= filled(candidate.impl, self._lanes, linear, src, weights)
+            peak = self._peak_of(impl, shape, dtype, self._peak(dtype))
+            reached = efficiency(impl, shape)
+            reached *= filled(impl, self._lanes, linear, src, weights)
+            if linear.windowed and shape != 1 and out is sizes[0]:
+                reached *= in_rows(impl, out.dims[-1 if impl is candidate.impl else -2])
             if linear.by_steps:
                 reached *= _in_steps(candidate, src.dims[1], operands["weights_iter"])
             # the name of a kernel behind it comes last
-            lanes = _AVX2_LANES if candidate.impl.partition("+")[0].endswith(":avx2") else self._lanes
+            lanes = _AVX2_LANES if impl.partition("+")[0].endswith(":avx2") else self._lanes
             reached *= lanes / self._lanes
-            if lanes > _AVX2_LANES and _is_pointwise_across(candidate.impl, src):
+            if lanes > _AVX2_LANES and _is_pointwise_across(impl, src):
                 reached *= _POINTWISE_ACROSS_SHARE
-            if candidate.impl.startswith("brg") and _is_by_pages(linear, weights):
+            if impl.startswith("brg") and _is_by_pages(linear, weights):
                 reached *= _BY_PAGES_SHARE
             products = _products(linear, src, weights, out)
-            if out is sizes[0] and is_by_vectors(candidate.impl, linear, src, weights, out):
+            if out is sizes[0] and is_by_vectors(impl, linear, src, weights, out):
                 # to 1, 3, 8 or 16 channels, all take as long with vectors of 16
                 products *= -(-out.dims[1] // lanes) * lanes / out.dims[1]
-            if candidate.impl.startswith(f"{AS_GRADIENT}jit"):  # it computes whole blocks of weights
+            if impl.startswith(f"{AS_GRADIENT}jit"):  # it computes whole blocks of weights
                 products = 2.0 * linear.products(src.dims, weights.dims, out.dims)
                 products *= prod(weights.padded_dims) / prod(weights.dims) / _GRADIENT_SHARE
-            elif linear.transposed and is_general(candidate.impl):
+            elif linear.transposed and is_general(impl):
                 reached = _GENERAL_GRADIENT
             arithmetic = products / (peak * reached)
             if linear.by_steps:
                 again = _read_in_steps(candidate, src.dims[0], operands["weights_iter"])
                 arithmetic += again / self.peaks.rate(FOOTPRINTS[0])
-            if candidate.impl.startswith("brgconv"):
+            if impl.startswith("brgconv"):
                 arithmetic += _copied_windows(node, src, weights, out) * self._cached
-            if candidate.impl.startswith(AS_GRADIENT) and "bias" in operands:
+            if impl.startswith(AS_GRADIENT) and "bias" in operands:
                 arithmetic += _GRADIENT_TAIL["bias"] * prod(sizes[0].dims) / self._vectors
-            if linear.transposed and is_general(candidate.impl):
+            if linear.transposed and is_general(impl):
                 arithmetic += _GENERAL_WINDOW * _added(linear, src, weights, out) / peak
-            elif linear.windowed and is_general(candidate.impl) and shape_of(linear, src, weights) != 1:
+            elif linear.windowed and is_general(impl) and shape_of(linear, src, weights) != 1:
                 gathered = linear.products(src.dims, weights.dims, out.dims) / weights.dims[-src.ndim]
                 arithmetic += _GATHERED * gathered / peak
-            elif is_general(candidate.impl.rpartition("matmul:")[2]) and weights.dtype.nbytes == 1:
+            elif is_general(impl.rpartition("matmul:")[2]) and weights.dtype.nbytes == 1:
                 arithmetic += _GENERAL_PACKED * prod(weights.dims) / self._vectors
             if _says(candidate, "moves_freely"):  # a kernel of few rows
                 arithmetic = 0.0
-            elif candidate.impl.startswith("brg") and _is_transposed(linear, weights):
+            elif impl.startswith("brg") and _is_transposed(linear, weights):
                 moved += 2 * weights.nbytes * self._cached
         # a post-op's arithmetic comes after the products, its operands with everything else that moves
         post_ops = node.post_ops if not candidate.is_followed else node.post_ops[:-1]
         for post_op, before, behind in zip(post_ops, sizes, sizes[1:], strict=False):
             if post_op.op == "convolution" and post_op.operand is not None:
                 window = prod(operands[post_op.operand].dims[1:])
-                depthwise = self._vectors * of_depthwise(candidate.impl)
+                depthwise = self._vectors * of_depthwise(impl)
                 arithmetic += 2.0 * window * prod(behind.dims) / depthwise
-                if candidate.impl.startswith(_TWO_KERNELS):
+                if impl.startswith(_TWO_KERNELS):
                     moved += 2 * before.nbytes * self._cached
-            elif candidate.impl.startswith(AS_GRADIENT):
+            elif impl.startswith(AS_GRADIENT):
                 arithmetic += _GRADIENT_TAIL[_tail_kind(post_op)] * prod(before.dims) / self._vectors
-            elif linear is not None and linear.windowed and is_general(candidate.impl):
+            elif linear is not None and linear.windowed and is_general(impl):
                 # a sum is a part of the product
                 arithmetic += (
                     (post_op.op != "sum") * _GENERAL_TAIL[_tail_kind(post_op)] * prod(before.dims) / self._vectors
@@ -267,7 +271,7 @@ class ModelCosts:
                 arithmetic += tail * prod(before.dims)
         call = self.peaks.call * (_PRODUCT_CALL if linear is not None else 1.0)
         after = self._kernel(dst) if candidate.is_followed else 0.0
-        both = arithmetic + moved if linear is not None and uses_tiles(candidate.impl) else max(arithmetic, moved)
+        both = arithmetic + moved if linear is not None and uses_tiles(impl) else max(arithmetic, moved)
         return call + both + after
 
     def _peak(self, dtype: DataType) -> float:

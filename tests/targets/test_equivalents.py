@@ -7,11 +7,13 @@ from math import prod
 import pytest
 
 from fmtprop import dnnl
+from fmtprop.errors import UnsupportedOpError
 from fmtprop.ir.node import PostOp
 from fmtprop.ir.op import opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
-from fmtprop.ops import OPS, Binary, Conv, Eltwise, InnerProduct, MatMul, Sum
+from fmtprop.ops import OPS, Binary, Conv, Eltwise, InnerProduct, MatMul, Prelu, Sum
+from fmtprop.passes.target import EXCHANGED, equivalent_of
 from fmtprop.runtime import selfcheck
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.kernel import JIT
@@ -19,9 +21,9 @@ from tests.targets.nodes import node_of, request
 
 WITH_EQUIVALENTS = [op for op in OPS if op.equivalents]
 
-#: the samples that are products of two matrices, which other primitives compute too
+#: the samples that are products of two matrices, which other primitives compute too, or images of few columns
 APPLICABLE = {
-    "convolution": ("1x1", "1x1_one_place", "1x1_3d_odd"),
+    "convolution": ("1x1", "1x1_one_place", "1x1_3d_odd", "column", "few_columns", "few_columns_depthwise"),
     "inner_product": tuple(s.name for s in opdef("inner_product").samples()),
     "matmul": ("2d", "2d_odd", "vector", "one_input", "one_matrix", "one_matrix_4d"),
 }
@@ -45,8 +47,8 @@ def offers(op, attrs, types, post_ops=(), formats=None):
 
 
 def others(nodes):
-    """Return the nodes that run by another primitive than their op's own."""
-    return [node for node in nodes if node.choice.handle.pd.kind != node.op]
+    """Return the nodes that run by another primitive than their op's own, or by their own with other axes."""
+    return [node for node in nodes if equivalent_of(node.choice.impl)]
 
 
 def has_its_own_only(op, attrs, types):
@@ -94,6 +96,46 @@ def test_each_is_offered_after_the_ops_own_and_named_by_its_primitive(op, attrs,
 )
 def test_other_convolutions_are_no_products(attrs, weights):
     assert has_its_own_only("convolution", attrs, typed(src=(1, 32, 8, 8), weights=weights))
+
+
+@pytest.mark.parametrize(
+    ("src", "weights"),
+    [((1, 32, 12, 8), (16, 32, 3, 3)), ((1, 32, 4, 4), (16, 32, 3, 3)), ((1, 8, 9, 2), (8, 8, 1, 1))],
+)
+def test_images_with_full_rows_or_few_rows_or_windows_of_one_place_are_not_exchanged(src, weights):
+    nodes = offers("convolution", Conv.make(2, pad_l=weights[-1] // 2), typed(src=src, weights=weights))
+    assert nodes
+    assert not any(node.choice.impl.startswith(EXCHANGED) for node in nodes)
+
+
+def test_an_exchanged_convolution_has_the_formats_of_the_exchanged_image():
+    attrs, types = Conv.make(2, pad_l=1), typed(src=(2, 16, 12, 3), weights=(16, 16, 3, 3))
+    nodes = others(offers("convolution", attrs, types))
+    assert nodes
+    for node in nodes:
+        assert node.choice.impl == f"{EXCHANGED}:{node.choice.handle.pd.impl}"
+        src = node.choice.operands["src"]
+        assert src.transpose((0, 1, 3, 2)) == node.choice.handle.pd.query_md("src").desc
+        (again,) = OneDnnTarget().named(node, {**node.choice.operands, "dst": node.descs[0]}, node.choice)
+        assert (again.impl, again.operands, again.results) == (node.choice.impl, node.choice.operands, node.descs)
+
+
+def test_slopes_by_channel_stay_with_an_exchanged_convolution_and_slopes_by_place_do_not():
+    attrs, types = Conv.make(2, pad_l=1), typed(src=(2, 16, 12, 3), weights=(16, 16, 3, 3))
+    for slopes, is_offered in (((1, 16, 1, 1), True), ((1, 16, 12, 3), False)):
+        post_ops = [PostOp("prelu", Prelu(), "post_op_0")]
+        nodes = others(offers("convolution", attrs, {**types, **typed(post_op_0=slopes)}, post_ops))
+        assert bool(nodes) is is_offered
+        for node in nodes:
+            assert selfcheck.check_node(node) is None, node.choice.impl
+
+
+def test_bytes_are_not_exchanged():
+    formats = {"src": ((1, 16, 12, 2), "u8"), "weights": ((16, 16, 3, 3), "s8"), "dst": ((1, 16, 12, 2), "f32")}
+    natives = {name: dnnl.NativeDesc.from_desc(MemoryDesc.any(*form)) for name, form in formats.items()}
+    exchanged = opdef("convolution").equivalents[-1]
+    with pytest.raises(UnsupportedOpError, match="convolution of bytes"):
+        exchanged(Conv.make(2, pad_l=1), natives, None)
 
 
 def test_batches_of_weights_and_columns_of_bias_are_matmuls_alone():

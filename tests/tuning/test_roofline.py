@@ -69,6 +69,22 @@ def test_more_channels_and_larger_images_cost_more() -> None:
     assert costs == sorted(costs) and len(set(costs)) == len(costs)
 
 
+@pytest.mark.parametrize("impl", ["jit:avx2", "brgconv:avx2", "grouped_convolution:avx2"])
+def test_windows_along_rows_of_few_places_are_slow_in_onednn_unless_rows_and_columns_are_exchanged(impl: str) -> None:
+    def cost(rows: int, columns: int, impl: str) -> float:
+        src = MemoryDesc((1, 64, rows, columns), tag="acdb")
+        node = Node("conv", "convolution", Conv.make(2, pad_l=1), (TensorType(src.dims),))
+        return COSTS.node(node, Candidate("onednn", impl, {"src": src, "weights": MemoryDesc((64, 64, 3, 3))}, (src,)))
+
+    full = cost(12, 24, impl)
+    assert cost(24, 12, impl) == cost(96, 3, f"exchanged:{impl}") == full
+    few = [cost(288 // columns, columns, impl) / full for columns in (1, 2, 4)]
+    if impl.startswith("grouped"):
+        assert few == [1.0, 1.0, 1.0]
+    else:
+        assert 3.0 > few[0] > few[1] > few[2] > 1.2
+
+
 def test_brgconv_copies_what_lies_between_the_numbers_of_dilated_windows() -> None:
     def cost(apart: int, impl: str, tag: str) -> float:
         src, dst = (MemoryDesc((1, 128, size), tag=tag) for size in (7500 + 2 * apart, 7500))

@@ -14,7 +14,7 @@ from math import gcd
 from typing import Any
 
 from fmtprop.errors import FmtpropError, OptionError, UnsupportedOpError
-from fmtprop.ir import OPSET, Category, Graph, Node, TensorType, Value, linear_of, opdef, result_names, sources
+from fmtprop.ir import Category, Graph, Node, TensorType, Value, linear_of, opdef, result_names, sources
 from fmtprop.ir.grid import Grid, usual_limits
 from fmtprop.layout import MemoryDesc
 from fmtprop.layout.parts import in_place_parts
@@ -24,7 +24,7 @@ from fmtprop.passes.optimal.usable_formats import usable_formats
 from fmtprop.passes.optimal.variants import FUSIONS
 from fmtprop.passes.optimal.ways import Enumeration, Way
 from fmtprop.passes.precision.in_bytes import in_bytes, in_reals
-from fmtprop.passes.target import AS_GRADIENT, Candidate, Setting, can_be_read, free_request
+from fmtprop.passes.target import AS_GRADIENT, Candidate, Setting, can_be_read, equivalent_of, free_request
 
 #: "node.operand" or "node.dst" -> its required format
 Pins = Mapping[str, MemoryDesc]
@@ -200,8 +200,7 @@ class _Enumerator:
                     optimized, is_vain = True, False
                 # an equivalent primitive's implementations, which come after all others, are counted separately
                 # so are those with a kernel for the last post-op
-                family = candidate.impl.partition(":")[0]
-                member = candidate.target, family if family in OPSET else "", candidate.is_followed
+                member = candidate.target, equivalent_of(candidate.impl), candidate.is_followed
                 families[member] += 1
                 given[candidate.impl] += 1
                 place = candidate.impl, given[candidate.impl]

@@ -73,18 +73,20 @@ def _recognise(graph: Graph, last: Node, rank: Mapping[str, int]) -> None:
 def _regions(graph: Graph, last: Node, rank: Mapping[str, int]) -> Iterator[tuple[list[Node], Value]]:
     """Yield the steps that end with a node and read but one value from outside, the fewest first.
 
-    `rank`: the places of the nodes that may be steps.
+    A chain is left out, since all functions are a number times a function of it: some number is read twice. `rank`: the
+    places of the nodes that may be steps.
     """
-    steps, outside = {last.name}, set(graph.inputs(last.name).values())
+    steps, read = {last.name}, list(graph.inputs(last.name).values())
     while True:
-        if len(outside) == 1 and len(steps) > 1:
+        outside = {value for value in read if value.node not in steps}
+        if len(outside) == 1 and len(read) > len(steps) > 1:
             yield [graph.node(name) for name in sorted(steps, key=rank.__getitem__)], next(iter(outside))
         inner = [value.node for value in outside if value.node in rank and _is_read_by(graph, value, steps)]
         if not inner or len(steps) == _MOST:
             return
         latest = max(inner, key=rank.__getitem__)
         steps.add(latest)
-        outside = {value for value in (*outside, *graph.inputs(latest).values()) if value.node not in steps}
+        read += graph.inputs(latest).values()
 
 
 def _is_read_by(graph: Graph, value: Value, steps: Container[str]) -> bool:
@@ -104,7 +106,7 @@ def _is_pointwise(graph: Graph, node: Node) -> bool:
 def _function_of(graph: Graph, steps: Sequence[Node], source: Value) -> Eltwise | None:
     """Return the function that steps compute, None where it has no name."""
     if not any(isinstance(node.attrs, Binary) and node.attrs.alg in _PRODUCTS for node in steps):
-        return None  # all functions are a number times a function of it
+        return None
     places = {source: _SOURCE, **{Value(node.name): place for place, node in enumerate(steps)}}
     return _named(
         tuple(
