@@ -29,7 +29,7 @@ def table() -> str:
     """Return the page."""
     versions: dict[tuple[str, str], set[int]] = {}
     for schema in defs.get_all_schemas_with_history():
-        if schema.domain == "" and schema.since_version <= limits.NEWEST_OPSET:
+        if schema.domain == "" and schema.since_version <= limits.NEWEST_OPSET and not schema.deprecated:
             versions.setdefault(("", schema.name), set()).add(schema.since_version)
     for domain, name in operators.table():
         versions.setdefault((domain, name), {1})

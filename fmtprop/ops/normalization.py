@@ -127,7 +127,7 @@ def reference_group(attrs: GroupNorm, tensors: Mapping[str, torch.Tensor]) -> tu
     wide, vectors = widened(tensors)
     # row-major: PyTorch's code for channels-last loses four digits if a mean is large relative to the deviation
     wide = wide.contiguous()
-    dst = F.group_norm(wide, attrs.groups, vectors.get("scale"), vectors.get("shift"), attrs.epsilon)
+    dst = torch.group_norm(wide, attrs.groups, vectors.get("scale"), vectors.get("shift"), attrs.epsilon)
     return (dst.to(tensors["src"].dtype),)
 
 

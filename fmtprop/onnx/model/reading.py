@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -103,10 +103,38 @@ def _forget_sizes(model: onnx.ModelProto) -> None:
 
 
 def _inlined(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    _share_opset(model)
     try:
         return inliner.inline_local_functions(model)
     except RuntimeError as error:  # a call does not fit the function
         raise ImportModelError(f"{name}: its functions cannot be written out: {error}") from error
+
+
+def _share_opset(model: onnx.ModelProto) -> None:
+    """Let functions import the model's opset, where this changes none of their operators: the inliner leaves others.
+
+    The checker has refused functions with operators that it changes.
+    """
+    version = next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), 0)
+    for function in model.functions:
+        for opset in function.opset_import:
+            names = {node.op_type for node in _nodes(function.node) if node.domain in ("", "ai.onnx")}
+            if opset.domain in ("", "ai.onnx") and all(
+                onnx.defs.has(name)
+                and onnx.defs.get_schema(name, opset.version).since_version
+                == onnx.defs.get_schema(name, version).since_version
+                for name in names
+            ):
+                opset.version = version
+
+
+def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes, and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _nodes(graph.node)
 
 
 def _write_defaults(model: onnx.ModelProto) -> None:

@@ -1,12 +1,43 @@
-"""Signatures of operators: attributes that go on to another function are not listed again."""
+"""Signatures of operators, and functions extended to more element types.
+
+Attributes that go on to another function are not listed again.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, Final, TypeVar
+
+import torch
+
+from fmtprop.onnx.model.operators.values import NotInTorchError
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+#: unsigned types that PyTorch only stores -> the type in which they are computed, modulo their width
+WIDER: Final = {torch.uint16: torch.int64, torch.uint32: torch.int64}
+
+
+def widened(function: Callable[..., Any], *, gives_places: bool = False) -> Callable[..., Any]:
+    """Return the function extended to unsigned types that PyTorch only stores.
+
+    `gives_places`: whether its results are no numbers of the first operand's type.
+    """
+
+    @wraps(function)
+    def wide(*operands: Any, **attributes: Any) -> Any:
+        dtype = operands[0].dtype
+        if dtype is torch.uint64:
+            raise NotInTorchError("uint64")
+        if dtype not in WIDER:
+            return function(*operands, **attributes)
+        whole = (one.to(WIDER[one.dtype]) if getattr(one, "dtype", None) in WIDER else one for one in operands)
+        result = function(*whole, **attributes)
+        return result if gives_places or result.dtype is torch.bool else result.to(dtype)
+
+    return wide
 
 
 def passed_to(other: Callable[..., Any]) -> Callable[[F], F]:

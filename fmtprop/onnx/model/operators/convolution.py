@@ -47,7 +47,7 @@ def _windows(
 ) -> _Windows:
     """Return the windows that a node's attributes declare."""
     n = len(kernel)
-    steps, spread = list(strides or [1] * n), list(dilations or [1] * n)
+    steps, spread = ([1] * n if given is None else list(given) for given in (strides, dilations))
     return _Windows(list(kernel), steps, spread, *_padding(sizes, kernel, steps, spread, pads, auto_pad))
 
 
@@ -61,6 +61,8 @@ def _padding(
 ) -> tuple[list[int], list[int]]:
     """Return the amounts of padding before and after each spatial axis."""
     n = len(kernel)
+    if len(strides) != n or len(dilations) != n:
+        raise ValueError(f"strides {[*strides]} and dilations {[*dilations]} must have {n} numbers, one for each axis")
     if min((*kernel, *strides, *dilations), default=1) < 1:
         raise ValueError(f"kernel {[*kernel]}, strides {[*strides]} and dilations {[*dilations]} must be positive")
     if auto_pad == "NOTSET":
@@ -220,6 +222,10 @@ def _max_pool(
     windows = _windows(x.shape[2:], kernel_shape, **attributes)
     kernel, steps, spread, begins, ends = windows
     function = _by_rank(_MAX, len(kernel))
+    if len(kernel) == 1 and not x.is_floating_point() and wanted == 1:  # PyTorch has none on one axis
+        plane: dict[str, Any] = {"kernel_shape": [1, *kernel], "strides": [1, *steps], "dilations": [1, *spread]}
+        pads = [0, *begins, 0, *ends]
+        return _max_pool(x.unsqueeze(2), ceil_mode=ceil_mode, pads=pads, wanted=1, **plane).squeeze(2)
     if _is_even(windows) and wanted == 1:
         result: Tensor = function(x, kernel, steps, begins, spread, bool(ceil_mode))
         return result
@@ -269,7 +275,9 @@ def average_pool(
     windows = _windows(x.shape[2:], kernel_shape, **attributes)
     kernel, steps, spread, begins, ends = windows
     n = len(kernel)
-    if _is_even(windows) and max(spread) == 1:
+    # PyTorch's on three axes refuses a window that reaches over an axis and both of its paddings
+    fits = n < 3 or all(window <= size for window, size in zip(kernel, x.shape[2:], strict=True))
+    if _is_even(windows) and max(spread) == 1 and fits:
         result: Tensor = _by_rank(_AVERAGE, n)(x, kernel, steps, begins, bool(ceil_mode), bool(count_include_pad))
         return result
     whole = _ceil_pads(x.shape[2:], windows) if ceil_mode else ends
@@ -286,6 +294,26 @@ def _lp_pool(x: Tensor, *, kernel_shape: Sequence[int], ceil_mode: int = 0, p: f
     windows = _windows(x.shape[2:], kernel_shape, **attributes)
     whole = _ceil_pads(x.shape[2:], windows) if ceil_mode else windows.ends
     return _window_sums(torch.abs(x) ** p, windows._replace(ends=whole)) ** (1 / p)
+
+
+def _max_roi_pool(x: Tensor, rois: Tensor, *, pooled_shape: Sequence[int], spatial_scale: float = 1.0) -> Tensor:
+    """Return the largest number in each cell of regions (batch, x1, y1, x2, y2), which hold whole places."""
+    left, top, right, bottom = torch.floor(rois[:, 1:] * spatial_scale + 0.5).to(torch.int64).unbind(1)
+
+    def inside(first: Tensor, last: Tensor, count: int, size: int) -> Tensor:
+        """Return which places along an axis are in each of a region's cells."""
+        length, cells = (last - first + 1).clamp(min=1).unsqueeze(1), torch.arange(count)
+        begins = torch.div(cells * length, count, rounding_mode="floor")
+        ends = -torch.div(-(cells + 1) * length, count, rounding_mode="floor")
+        places = torch.arange(size) - first.reshape(-1, 1, 1)
+        return (places >= begins.unsqueeze(2)) & (places < ends.unsqueeze(2))
+
+    rows, columns = inside(top, bottom, pooled_shape[0], x.shape[2]), inside(left, right, pooled_shape[1], x.shape[3])
+    images = x.index_select(0, rois[:, 0].to(torch.int64)).unsqueeze(2)
+    lines = torch.where(rows[:, None, :, :, None], images, -math.inf).amax(3)
+    cells = torch.where(columns[:, None, None], lines.unsqueeze(3), -math.inf).amax(4)
+    empty = ~(rows.any(2)[:, None, :, None] & columns.any(2)[:, None, None])
+    return torch.where(empty, 0.0, cells)
 
 
 def global_average_pool(x: Tensor) -> Tensor:
@@ -357,6 +385,7 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "MaxPool": _max_pool,
     "AveragePool": average_pool,
     "LpPool": _lp_pool,
+    "MaxRoiPool": _max_roi_pool,
     "GlobalAveragePool": global_average_pool,
     "GlobalMaxPool": calling(lambda x: x.amax(list(range(2, x.ndim)), keepdim=True)),
     "GlobalLpPool": calling(lambda x, p: (torch.abs(x) ** p).sum(list(range(2, x.ndim)), keepdim=True) ** (1 / p), p=2),

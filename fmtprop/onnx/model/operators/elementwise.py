@@ -9,32 +9,16 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
+from onnx import TensorProto
 from torch import Tensor
 
 from fmtprop.onnx.model.elements import TORCH_DTYPES
-from fmtprop.onnx.model.operators.attributes import calling
+from fmtprop.onnx.model.operators.attributes import WIDER, calling, widened
 from fmtprop.onnx.model.operators.values import NotInTorchError, axis_of, flag, integer, number
 from fmtprop.ops.pytorch import prelu_kernel
 
 #: the largest f32 number
 _LARGEST: Final = 3.4028234663852886e38
-
-#: unsigned types that PyTorch only stores -> the type in which they are computed, modulo their width
-_WIDER: Final = {torch.uint16: torch.int64, torch.uint32: torch.int64}
-
-
-def _widened(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the function extended to unsigned types that PyTorch only stores."""
-
-    def wide(*operands: Tensor) -> Tensor:
-        if operands[0].dtype is torch.uint64:
-            raise NotInTorchError("uint64")
-        if operands[0].dtype not in _WIDER:
-            return function(*operands)
-        result = function(*(operand.to(torch.int64) for operand in operands))
-        return result if result.dtype is torch.bool else result.to(operands[0].dtype)
-
-    return wide
 
 
 def _div(a: Tensor, b: Tensor) -> Tensor:
@@ -44,7 +28,7 @@ def _div(a: Tensor, b: Tensor) -> Tensor:
 def _mod(a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
     if a.dtype is torch.uint64:
         raise NotInTorchError("uint64")
-    wide = _WIDER.get(a.dtype, a.dtype)
+    wide = WIDER.get(a.dtype, a.dtype)
     return (torch.fmod if fmod else torch.remainder)(a.to(wide), b.to(wide)).to(a.dtype)
 
 
@@ -54,11 +38,11 @@ def _pow(a: Tensor, b: Tensor) -> Tensor:
         return torch.pow(a, exponent)
     if not a.is_floating_point() and b.is_floating_point():
         return torch.pow(a.to(torch.float64), b.to(torch.float64)).to(a.dtype)
-    return torch.pow(a.to(_WIDER.get(a.dtype, a.dtype)), b.to(_WIDER.get(b.dtype, b.dtype))).to(a.dtype)
+    return torch.pow(a.to(WIDER.get(a.dtype, a.dtype)), b.to(WIDER.get(b.dtype, b.dtype))).to(a.dtype)
 
 
 def _variadic(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    wide = _widened(function)
+    wide = widened(function)
 
     def variadic(*operands: Tensor) -> Tensor:
         return reduce(wide, operands)
@@ -76,10 +60,23 @@ def _rounding(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor
 
 def _bit_shift(x: Tensor, y: Tensor, *, direction: str) -> Tensor:
     if x.dtype is torch.uint64:
-        raise NotInTorchError("uint64")
-    wide = _WIDER.get(x.dtype, x.dtype)
+        return _bit_shift_64(x.view(torch.int64), y.view(torch.int64), direction).view(torch.uint64)
+    wide = WIDER.get(x.dtype, x.dtype)
     shift = torch.bitwise_left_shift if direction == "LEFT" else torch.bitwise_right_shift
     return shift(x.to(wide), y.to(wide)).to(x.dtype)
+
+
+def _bit_shift_64(x: Tensor, y: Tensor, direction: str) -> Tensor:
+    """Shift the bits of unsigned numbers that are given as signed ones: to the right, zeros come in, not the sign."""
+    if direction == "LEFT":
+        return torch.bitwise_left_shift(x, y)
+    sign = torch.full_like(x, torch.iinfo(torch.int64).min)
+    copies = torch.bitwise_left_shift(torch.bitwise_right_shift(sign, y), 1)
+    return torch.bitwise_right_shift(x, y) & ~copies
+
+
+def _sign(x: Tensor) -> Tensor:
+    return torch.where(x != x, x, torch.sign(x)) if x.is_floating_point() else torch.sign(x)
 
 
 # ---------------------------------------------------------------- activations
@@ -125,7 +122,7 @@ def _swiglu(a: Tensor, b: Tensor, *, alpha: float = 1.0) -> Tensor:
 def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     if low is None and high is None:
         return x
-    if x.dtype in _WIDER:
+    if x.dtype in WIDER:
         wide = (None if bound is None else bound.to(torch.int64) for bound in (low, high))
         return _clip(x.to(torch.int64), *wide).to(x.dtype)
     if x.dtype is torch.uint64:
@@ -140,6 +137,8 @@ def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> T
 
 
 def _cast(x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up", rounded: bool) -> Tensor:
+    if to not in TensorProto.DataType.values():
+        raise ValueError(f"to is {to}, which is no element type of ONNX")
     if to not in TORCH_DTYPES:
         raise NotInTorchError("an element type that PyTorch does not compute with")
     dtype = TORCH_DTYPES[to]
@@ -216,7 +215,7 @@ def _cumulative(function: Callable[..., Tensor], neutral: int) -> Callable[..., 
     def cumulative(x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
         dim = axis_of(integer(axis, "axis"), x.ndim)
         turned = x.flip(dim) if reverse else x
-        if exclusive:
+        if exclusive and x.shape[dim]:
             first = torch.full_like(turned.narrow(dim, 0, 1), neutral)
             turned = torch.cat([first, turned.narrow(dim, 0, x.shape[dim] - 1)], dim)
         result = function(turned, dim, dtype=x.dtype)
@@ -226,10 +225,10 @@ def _cumulative(function: Callable[..., Tensor], neutral: int) -> Callable[..., 
 
 
 _UNARY: Final[dict[str, Callable[..., Tensor]]] = {
-    "Abs": torch.abs, "Acos": torch.acos, "Acosh": torch.acosh, "Asin": torch.asin, "Asinh": torch.asinh,
+    "Acos": torch.acos, "Acosh": torch.acosh, "Asin": torch.asin, "Asinh": torch.asinh,
     "Atan": torch.atan, "Atanh": torch.atanh, "Cos": torch.cos, "Cosh": torch.cosh, "Erf": torch.erf,
     "Exp": torch.exp, "Log": torch.log, "Reciprocal": torch.reciprocal, "Relu": F.relu, "Sigmoid": torch.sigmoid,
-    "Sign": torch.sign, "Sin": torch.sin, "Sinh": torch.sinh, "Softsign": F.softsign, "Sqrt": torch.sqrt,
+    "Sin": torch.sin, "Sinh": torch.sinh, "Softsign": F.softsign, "Sqrt": torch.sqrt,
     "Tan": torch.tan, "Tanh": torch.tanh, "Not": torch.logical_not,
     "HardSwish": F.hardswish, "Mish": F.mish, "IsNaN": torch.isnan, "Neg": torch.neg,
 }  # fmt: skip
@@ -242,8 +241,10 @@ _BINARY: Final[dict[str, Callable[..., Tensor]]] = {
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     **{name: calling(function) for name, function in _UNARY.items()},
-    "BitwiseNot": calling(_widened(torch.bitwise_not)),
-    **{name: calling(_widened(function), 2) for name, function in _BINARY.items()},
+    "Abs": calling(widened(torch.abs)),
+    "Sign": calling(widened(_sign)),
+    "BitwiseNot": calling(widened(torch.bitwise_not)),
+    **{name: calling(widened(function), 2) for name, function in _BINARY.items()},
     "Ceil": _rounding(torch.ceil),
     "Floor": _rounding(torch.floor),
     "Round": _rounding(torch.round),
@@ -261,7 +262,7 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "HardSigmoid": _hard_sigmoid,
     "ThresholdedRelu": calling(lambda x, alpha: torch.where(x > alpha, x, torch.zeros_like(x)), alpha=1.0),
     "Shrink": _shrink,
-    "PRelu": _prelu,
+    "PRelu": widened(_prelu),
     "Softplus": calling(F.softplus),
     "Gelu": calling(lambda x, approximate: F.gelu(x, approximate=approximate), approximate="none"),
     "Swish": _swish,
@@ -282,6 +283,6 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "LogSoftmax-13": _LOG_SOFTMAX,
     "Hardmax": _flattened(_hardmax),
     "Hardmax-13": _hardmax,
-    "CumSum": _cumulative(torch.cumsum, 0),
-    "CumProd": _cumulative(torch.cumprod, 1),
+    "CumSum": widened(_cumulative(torch.cumsum, 0)),
+    "CumProd": widened(_cumulative(torch.cumprod, 1)),
 }

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fmtprop.onnx.model.operators.attributes import calling
+from fmtprop.onnx.model.operators.attributes import calling, widened
 from fmtprop.onnx.model.operators.values import DataDependentError, axis_of, data, integer, is_known, number
 
 
@@ -32,8 +32,9 @@ def gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
             raise ValueError(f"index {place} is outside axis {axis} of size {x.shape[axis]}")
         one = x.select(axis, place)
         return one if indices.ndim == 0 else one.reshape(x.shape[:axis] + indices.shape + x.shape[axis + 1 :])
-    if not is_known(indices):  # negative ones count from the end, as PyTorch's do
-        return x[(slice(None),) * axis + (indices,)]
+    if not is_known(indices):  # negative ones count from the end, as PyTorch's do; it would read a scalar's number
+        chosen = x[(slice(None),) * axis + (indices.reshape(indices.shape or (1,)),)]
+        return chosen if indices.ndim else chosen.squeeze(axis)
     places = _wrapped(indices, x.shape[axis])
     if axis == 0 and x.ndim == 2 and x.is_floating_point():
         return F.embedding(places, x)
@@ -63,11 +64,10 @@ def _depth(x: Tensor, indices: Tensor, batch_dims: int) -> int:
 def _gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
     depth = _depth(x, indices, batch_dims)
     batch, inner = tuple(x.shape[:batch_dims]), tuple(x.shape[batch_dims + depth :])
-    rows = 1
-    for n in batch:
-        rows *= n
-    places = _linear(indices, tuple(x.shape[batch_dims : batch_dims + depth])).reshape(rows, -1)
-    flat = x.reshape(rows, -1, *inner)
+    named = tuple(x.shape[batch_dims : batch_dims + depth])
+    rows, count = math.prod(batch), math.prod(indices.shape[batch_dims:-1])  # not -1: a size may be 0
+    places = _linear(indices, named).reshape(rows, count)
+    flat = x.reshape(rows, math.prod(named), *inner)
     chosen = flat[torch.arange(rows).reshape(-1, 1), places]
     return chosen.reshape(tuple(indices.shape[:-1]) + inner)
 
@@ -86,13 +86,10 @@ def _scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, *, axis: int 
 
 def _scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = "none") -> Tensor:
     depth = _depth(x, indices, 0)
-    inner = tuple(x.shape[depth:])
-    places = _linear(indices, tuple(x.shape[:depth])).reshape(-1, 1)
-    n = 1
-    for size in inner:
-        n *= size
-    rows = x.reshape(-1, n)
-    places, values = places.expand(places.shape[0], n), updates.reshape(-1, n)
+    named, n = tuple(x.shape[:depth]), math.prod(x.shape[depth:])
+    places = _linear(indices, named).reshape(-1, 1)
+    rows = x.reshape(math.prod(named), n)
+    places, values = places.expand(places.shape[0], n), updates.reshape(places.shape[0], n)
     if reduction == "none":
         return torch.scatter(rows, 0, places, values).reshape(x.shape)
     return torch.scatter_reduce(rows, 0, places, values, _REDUCE[reduction], include_self=True).reshape(x.shape)
@@ -218,12 +215,12 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
         lambda x, indices, axis: torch.gather(x, axis, _wrapped(indices, x.shape[axis])), 2, axis=0
     ),
     "GatherND": _gather_nd,
-    "Scatter": _scatter_elements,
-    "ScatterElements": _scatter_elements,
-    "ScatterND": _scatter_nd,
+    "Scatter": widened(_scatter_elements),
+    "ScatterElements": widened(_scatter_elements),
+    "ScatterND": widened(_scatter_nd),
     "TensorScatter": _tensor_scatter,
     "TopK": _top_k,
-    "NonZero": _non_zero,
+    "NonZero": widened(_non_zero, gives_places=True),
     "Compress": _compress,
     "Unique": _unique,
     "NonMaxSuppression": _non_max_suppression,

@@ -84,7 +84,7 @@ def _transformed(x: Tensor, length: Tensor | None, axis: int, inverse: bool, one
         real: Tensor = torch.fft.irfft(signal, n, axis)
         return real.unsqueeze(-1)
     if inverse:
-        return torch.view_as_real(torch.fft.ifft(signal, n, axis))
+        return torch.view_as_real(torch.fft.ifft(signal, n, axis).resolve_conj())  # of a real signal, half is a view
     if onesided and not signal.is_complex():
         return torch.view_as_real(torch.fft.rfft(signal, n, axis))
     full = torch.fft.fft(signal, n, axis)

@@ -49,9 +49,7 @@ def _batch_normalization(
 def _group_normalization(
     x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Tensor:
-    if scale.numel() != x.shape[1]:  # opset 18: one scale for each group
-        scale, bias = (v.reshape(-1, 1).expand(-1, x.shape[1] // num_groups).reshape(-1) for v in (scale, bias))
-    return F.group_norm(x, num_groups, scale, bias, epsilon)
+    return torch.group_norm(x, num_groups, scale, bias, epsilon)
 
 
 def layer_normalization(
@@ -117,7 +115,7 @@ def _lrn(x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias:
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "BatchNormalization": _batch_normalization,
     "InstanceNormalization": calling(
-        lambda x, scale, bias, epsilon: F.group_norm(x, x.shape[1], scale, bias, epsilon), 3, epsilon=1e-5
+        lambda x, scale, bias, epsilon: torch.group_norm(x, x.shape[1], scale, bias, epsilon), 3, epsilon=1e-5
     ),
     "GroupNormalization": _group_normalization,
     "LayerNormalization": layer_normalization,

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from fmtprop.onnx.model.operators.attributes import widened
 from fmtprop.onnx.model.operators.values import axes_of, axis_of, ints
 
 _Reduce = Callable[[Tensor, list[int], bool], Tensor]
@@ -69,16 +70,16 @@ def _arg(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return function(x, axis, bool(keepdims))
         return x.shape[axis] - 1 - function(x.flip(axis), axis, bool(keepdims))
 
-    return arg
+    return widened(arg, gives_places=True)
 
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "ReduceSum": _reduction(torch.sum),
     "ReduceMean": _reduction(lambda x, dims, keep: torch.mean(_wide(x), dims, keep)),
-    "ReduceMax": _reduction(_extreme(torch.amax, True)),
-    "ReduceMin": _reduction(_extreme(torch.amin, False)),
-    "ReduceProd": _reduction(_prod),
-    "ReduceL1": _reduction(lambda x, dims, keep: torch.sum(torch.abs(x), dims, keep), torch.abs),
+    "ReduceMax": widened(_reduction(_extreme(torch.amax, True))),
+    "ReduceMin": widened(_reduction(_extreme(torch.amin, False))),
+    "ReduceProd": widened(_reduction(_prod)),
+    "ReduceL1": widened(_reduction(lambda x, dims, keep: torch.sum(torch.abs(x), dims, keep), torch.abs)),
     "ReduceL2": _reduction(lambda x, dims, keep: torch.sqrt(_wide(torch.sum(x * x, dims, keep))), torch.abs),
     "ReduceLogSum": _reduction(lambda x, dims, keep: torch.log(torch.sum(x, dims, keep)), torch.log),
     "ReduceLogSumExp": _reduction(lambda x, dims, keep: torch.logsumexp(_wide(x), dims, keep)),

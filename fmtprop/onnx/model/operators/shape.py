@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fmtprop.onnx.model.elements import TORCH_DTYPES
+from fmtprop.onnx.model.operators.attributes import widened
 from fmtprop.onnx.model.operators.values import (
     NotInTorchError,
     axes_of,
@@ -181,6 +182,10 @@ def pad(x: Tensor, begins: Sequence[int], ends: Sequence[int], value: Any = 0) -
     return F.pad(x, amounts, value=value)
 
 
+#: whole numbers up to this one are exact in f64
+_EXACT_IN_F64: Final = 1 << 53
+
+
 def _source_places(size: int, begin: int, end: int, mode: str) -> Tensor:
     check_places(begin + size + end)
     places = torch.arange(-begin, size + end)
@@ -197,6 +202,8 @@ def _padded(x: Tensor, amounts: Sequence[int], axes: Sequence[int], mode: str, v
     for place, axis in enumerate(axes):
         begins[axis], ends[axis] = amounts[place], amounts[place + len(axes)]
     if mode == "constant":
+        if isinstance(value, int) and abs(value) > _EXACT_IN_F64:  # PyTorch takes the number as f64
+            value = torch.tensor(value, dtype=x.dtype)
         if isinstance(value, Tensor):
             inside = pad(torch.ones_like(x, dtype=torch.bool), begins, ends, False)
             return torch.where(inside, pad(x, begins, ends), value)
@@ -288,9 +295,9 @@ def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
 def _one_hot(indices: Tensor, depth: Tensor, values: Tensor, *, axis: int = -1) -> Tensor:
     n = integer(depth, "depth")
     axis = axis_of(axis, indices.ndim + 1)
-    places = torch.arange(n).reshape([-1] + [1] * (indices.ndim - axis))
-    wrapped = torch.where(indices < 0, indices + n, indices).unsqueeze(axis)
-    return torch.where(wrapped.to(torch.int64) == places, values[1], values[0])
+    places, whole = torch.arange(n).reshape([-1] + [1] * (indices.ndim - axis)), indices.to(torch.int64)
+    wrapped = torch.where(whole < 0, whole + n, whole).unsqueeze(axis)
+    return torch.where(wrapped == places, values[1], values[0])
 
 
 def _window_function(*coefficients: float) -> Callable[..., Tensor]:
@@ -328,8 +335,8 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "Tile": _tile,
     "DepthToSpace": _depth_to_space,
     "SpaceToDepth": _space_to_depth,
-    "Trilu": _trilu,
-    "ReverseSequence": _reverse_sequence,
+    "Trilu": widened(_trilu),
+    "ReverseSequence": widened(_reverse_sequence),
     "Pad": _pad_by_attributes,
     "Pad-11": _pad,
     "CenterCropPad": _center_crop_pad,
