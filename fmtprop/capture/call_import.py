@@ -83,8 +83,11 @@ _FOLDED_NBYTES = 2**24
 _CODES = 2**14
 #: most bytes of such results if the call has no operands or reads only a shape: it cannot be left to the plan
 _MOST_MADE_NBYTES = 2**30
-#: calls with uninitialized results: zeros are valid, and reveal no other program's numbers
-_UNWRITTEN = frozenset({"aten.empty_like.default", "aten.new_empty.default", "aten.empty.memory_format"})
+#: calls with results that have no numbers in memory: zeros are valid for the uninitialized ones, and reveal no other
+#: program's numbers; forward-mode gradients begin with zeros without memory
+_UNWRITTEN = frozenset(
+    {"aten.empty_like.default", "aten.new_empty.default", "aten.empty.memory_format", "aten._efficientzerotensor.default"}
+)
 #: calls that read only the shape of a tensor
 _SHAPE_ONLY = _UNWRITTEN | frozenset(
     f"aten.{name}.default" for name in ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")

@@ -44,22 +44,24 @@ def _for_the_kernel(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     Without heads, all matrices are heads. Of several axes before the matrices, the innermost one in memory has the
     heads, the others are the batch: so [batch, windows, heads, rows, width], made of [batch, windows, rows, heads,
     width], is a view. The kernel wants a mask with two or four axes, and values as wide as keys: narrower ones get
-    zeros, as those of multi-head latent attention.
+    zeros, as those of multi-head latent attention. PyTorch's parts give a contiguous result, so this one is, too.
     """
 
     def call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *how: Any, **named: Any) -> Tensor:
         ndim, given, sizes = query.ndim, (query, key, value), query.shape[:-2]
         alike = all(one.ndim == ndim and one.shape[:-2] == sizes for one in given)
         if ndim == 4:
-            mask = mask[None] if mask is not None and mask.ndim == 3 else mask
             if value.ndim == 4 and (missing := query.shape[-1] - value.shape[-1]) > 0:
-                return function(query, key, F.pad(value, (0, missing)), mask, *how, **named)[..., :-missing]
+                wide = call(query, key, F.pad(value, (0, missing)), mask, *how, **named)
+                return wide[..., :-missing].contiguous()
+            if mask is not None and mask.ndim == 3:
+                return function(*given, mask[None], *how, **named).contiguous()
             return function(*given, mask, *how, **named)
         if ndim == 2 or not alike or named["enable_gqa"] or (mask is not None and mask.ndim > ndim):
             return function(*given, mask, *how, **named)
         if ndim == 3:
             masks = mask if mask is None or mask.ndim < 3 else mask[None]
-            return call(query[None], key[None], value[None], masks, *how, **named)[0]
+            return call(query[None], key[None], value[None], masks, *how, **named)[0].contiguous()
         heads = min(range(ndim - 2), key=query.stride)
 
         def batched(tensor: Tensor) -> Tensor:
@@ -68,7 +70,7 @@ def _for_the_kernel(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if mask is not None and mask.ndim > 2:
             mask = batched(mask.expand(*sizes, *mask.shape[-2:]))
         found = call(*map(batched, given), mask, *how, **named)
-        return found.reshape(*sizes[:heads], *sizes[heads + 1 :], *found.shape[1:]).movedim(-3, heads)
+        return found.reshape(*sizes[:heads], *sizes[heads + 1 :], *found.shape[1:]).movedim(-3, heads).contiguous()
 
     return call
 

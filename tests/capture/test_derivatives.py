@@ -122,3 +122,16 @@ def test_a_branch_on_a_derivative_is_refused():
 
     with pytest.raises(ImportModelError, match="cannot export Branching"):
         fp.compile(Branching().eval(), torch.randn(7, 2))
+
+
+@pytest.mark.parametrize("derivative", [torch.func.hessian, lambda f: torch.func.jacfwd(torch.func.grad(f))])
+def test_forward_gradients_of_parameters_begin_with_zeros_that_have_memory(derivative):
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(8, 4), torch.randn(8)  # the parameters' tangents are zeros without memory in PyTorch
+
+    def second(x):
+        return derivative(lambda z: layer(z).tanh().sum())(x)
+
+    torch._dynamo.reset()
+    net = torch.compile(second, backend="fmtprop", options={"tune": "model", "confirm": False})
+    torch.testing.assert_close(net(x), second(x))

@@ -35,7 +35,9 @@ def test_attention_of_other_axes_is_one_operator(
         masks[0].flatten()[: mask[-1]] = False if boolean else -torch.inf  # a query without visible keys
     model, regions = compiled(lambda *args: attend(*args[:3], *args[3:], is_causal=boolean and not masks))
     with torch.no_grad():
-        torch.testing.assert_close(model(*given, *masks), attend(*given, *masks, is_causal=boolean and not masks))
+        got, expected = model(*given, *masks), attend(*given, *masks, is_causal=boolean and not masks)
+    torch.testing.assert_close(got, expected)
+    assert got.stride() == expected.stride()  # or the caller's next view would fail
     calls = [str(node.target) for node in regions[0].module.graph.nodes]
     assert any("flash_attention" in call for call in calls) and not any("softmax" in call for call in calls)
 
@@ -48,7 +50,9 @@ def test_values_may_be_narrower_than_keys(masked: bool) -> None:
         given.append(torch.randn(4, 9, 9))
     model, regions = compiled(lambda *args: attend(*args, scale=0.3))
     with torch.no_grad():
-        torch.testing.assert_close(model(*given), attend(*given, scale=0.3))
+        got, expected = model(*given), attend(*given, scale=0.3)
+    torch.testing.assert_close(got, expected)
+    assert got.stride() == expected.stride()
     assert not any("softmax" in str(node.target) for node in regions[0].module.graph.nodes)
 
 
@@ -62,3 +66,13 @@ def test_gradients_of_attention_of_other_axes() -> None:
 
     for got, expected in zip(gradients(model), gradients(attend), strict=True):
         torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("sizes", [(6, 9, 16), (2, 3, 4, 9, 16), (2, 4, 9, 16)])
+def test_the_model_may_view_the_result(sizes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(sizes).transpose(-2, -3).contiguous().transpose(-2, -3) for _ in range(3))
+    if len(sizes) == 4:
+        value = value[..., :8]
+    model, _ = compiled(lambda *args: attend(*args).view(-1))
+    torch.testing.assert_close(model(query, key, value), attend(query, key, value).view(-1))
