@@ -86,7 +86,12 @@ _MOST_MADE_NBYTES = 2**30
 #: calls with results that have no numbers in memory: zeros are valid for the uninitialized ones, and reveal no other
 #: program's numbers; forward-mode gradients begin with zeros without memory
 _UNWRITTEN = frozenset(
-    {"aten.empty_like.default", "aten.new_empty.default", "aten.empty.memory_format", "aten._efficientzerotensor.default"}
+    {
+        "aten.empty_like.default",
+        "aten.new_empty.default",
+        "aten.empty.memory_format",
+        "aten._efficientzerotensor.default",
+    }
 )
 #: calls that read only the shape of a tensor
 _SHAPE_ONLY = _UNWRITTEN | frozenset(

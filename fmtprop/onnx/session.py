@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from fmtprop.onnx.model import deciding_inputs, open_program
 from fmtprop.runtime.threads import on_cpu
 from fmtprop.system.collector import paused
 
+if TYPE_CHECKING:
+    from fmtprop.onnx.model.graph import Split
+
 #: number of plans that a session keeps, the most recently used ones
 MAX_SHAPES: Final = 8
 
@@ -38,6 +41,13 @@ _Shapes = tuple[tuple[int, ...], ...]
 
 #: the shapes of all inputs, and the numbers of those that decide which nodes run
 _Case = tuple[tuple[int | tuple[int, ...], ...], ...]
+
+
+class _Ready(NamedTuple):
+    """A plan of the model; of its first nodes, if there is a split."""
+
+    net: CompiledModel
+    split: Split | None
 
 
 @dataclass(frozen=True)
@@ -68,9 +78,10 @@ class InferenceSession:
 
     A plan is made for each set of shapes, and the last 8 are kept. If a scalar input (a whole number, a boolean)
     decides which branch is taken or how often a loop runs, there is a plan for each of its values, of those nodes
-    alone; with more than `max_shapes` values, it is an input like others. A model that a plan cannot express (shapes
-    that depend on data, sequences, strings) runs node by node in PyTorch: a warning in the log "fmtprop" and
-    :attr:`reason` say why. A model with 16-bit float inputs also does, with PyTorch's rounding.
+    alone; with more than `max_shapes` values, it is an input like others. Nodes that a plan cannot express (shapes
+    that depend on data, sequences, strings), and those that read their results, run node by node in PyTorch behind the
+    plan of all others: a warning in the log "fmtprop" and :attr:`reason` say why. If none of the others is
+    compute-intensive, the whole model does, as one with 16-bit float inputs, which has PyTorch's rounding.
 
     Parameters
     ----------
@@ -140,13 +151,15 @@ class InferenceSession:
         self._array_of: Callable[[Any], Any] = import_module("fmtprop.onnx.model.elements").array_of
         # None is the default, as of compile
         self._options = Options(**{name: value for name, value in options.items() if value is not None})
-        self._plans: Plans[_Case, CompiledModel] = Plans(max_shapes)
+        self._plans: Plans[_Case, _Ready] = Plans(max_shapes)
         self._max_shapes = max_shapes
         #: names of the inputs that decide which nodes run, and the values that they had
         self._deciding = deciding_inputs(self._program)
         self._decided: set[_Case] = set()
-        #: the reason for running node by node; None if the model is planned
+        #: the reason for running nodes one by one; None if all of the model is planned
         self.reason: str | None = None
+        #: whether none of the model is planned
+        self._is_left = False
         self._inputs = [node_arg(info) for info in self._program.inputs]
         self._outputs = [node_arg(info) for info in self._program.outputs]
         self._readers = {arg.name: reader_of(arg) for arg in self._inputs}
@@ -172,7 +185,7 @@ class InferenceSession:
             raise InputError(f"shapes: plans depend on values of {names}: leave it out, and run the session on them")
         declared = [(arg.name, arg.shape) for arg in self._inputs]
         for case in cases(shapes, declared, self._max_shapes):
-            if self.reason is None:
+            if not self._is_left:
                 self._plan(case)
 
     def __reduce__(self) -> Any:
@@ -201,7 +214,7 @@ class InferenceSession:
     @property
     def plans(self) -> dict[_Case, CompiledModel]:
         """The plans that are kept, by the shapes of all inputs; of inputs that are fixed, with their values."""
-        return dict(zip(self._plans, self._plans.values(), strict=True))
+        return {case: ready.net for case, ready in zip(self._plans, self._plans.values(), strict=True)}
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait for better plans that are being made in the background; return whether the present ones stay.
@@ -211,7 +224,7 @@ class InferenceSession:
         timeout : float, optional
             The most seconds to wait for each.
         """
-        return all([plan.settle(timeout) for plan in self._plans.values()])
+        return all([ready.net.settle(timeout) for ready in self._plans.values()])
 
     @property
     def reference_nodes(self) -> list[str]:
@@ -266,31 +279,39 @@ class InferenceSession:
     # ------------------------------------------------------------------ running
 
     def _results(self, values: dict[str, Any], binding: IOBinding | None = None) -> list[Any]:
-        reason = self.reason
-        plan = self._planned(values)
+        before = self.reason, self._is_left
+        ready = self._planned(values)
         bound = {} if binding is None else binding.outputs
-        if plan is None:
-            results = self._by_node(values, reason)
+        if ready is None:
+            results = self._by_node(self._program.run, values, values, before)
             return [
                 written(result, bound.get(arg.name), arg) for result, arg in zip(results, self._outputs, strict=True)
             ]
         fixed = self._fixed(values)
         args = [values[arg.name] for arg in self._inputs if arg.name not in fixed]
-        if bound and len(bound) == len(self._outputs):
-            return list(plan.run_flat(args, [torch.from_numpy(bound[arg.name]) for arg in self._outputs]))
-        results = list(plan.run_flat(args))
-        if not bound:
+        if ready.split is None and bound and len(bound) == len(self._outputs):
+            return list(ready.net.run_flat(args, [torch.from_numpy(bound[arg.name]) for arg in self._outputs]))
+        results = list(ready.net.run_flat(args))
+        if ready.split is not None:
+            results = self._by_node(partial(ready.split.finish, self._program), results, values, before)
+        elif not bound:
             return results
         return [written(result, bound.get(arg.name), arg) for result, arg in zip(results, self._outputs, strict=True)]
 
-    def _by_node(self, values: Mapping[str, Any], reason: str | None) -> list[Any]:
-        """Run node by node; inputs that no node accepts are no reason to run others so."""
+    def _by_node(
+        self,
+        run: Callable[[Any], list[Any]],
+        given: object,
+        values: Mapping[str, Any],
+        before: tuple[str | None, bool],
+    ) -> list[Any]:
+        """Run nodes one by one; inputs that no node accepts are no reason to run others so."""
         from fmtprop.onnx.model.program import OperandsError
 
         try:
-            return self._program.run(values)
+            return run(given)
         except OperandsError as error:
-            self.reason = reason
+            self.reason, self._is_left = before
             shapes = ", ".join(
                 f"{name} {list(value.shape)}" for name, value in values.items() if hasattr(value, "shape")
             )
@@ -298,9 +319,9 @@ class InferenceSession:
                 f"{error}; the inputs are {shapes}: pass sizes and values that this node accepts"
             ) from error
 
-    def _planned(self, values: Mapping[str, Any]) -> CompiledModel | None:
+    def _planned(self, values: Mapping[str, Any]) -> _Ready | None:
         """Return the plan for these inputs; None if the model runs node by node."""
-        if self.reason is not None or len(values) != len(self._inputs):
+        if self._is_left or len(values) != len(self._inputs):
             return None
         shapes = []
         for arg in self._inputs:
@@ -319,27 +340,38 @@ class InferenceSession:
 
     def _leave(self, reason: str) -> None:
         """Run node by node from now on, and say so."""
-        self.reason = reason
+        self.reason, self._is_left = reason, True
         _LOG.warning("%s runs node by node in PyTorch, without a plan: %s", self._program.name, reason)
 
     def _names(self) -> list[str]:
         return [arg.name for arg in self._inputs]
 
-    def _plan(self, shapes: _Shapes, fixed: Mapping[str, torch.Tensor] | None = None) -> CompiledModel | None:
+    def _note(self, split: Split) -> None:
+        """Say once that the last nodes run one by one."""
+        if self.reason is None:
+            self.reason = str(split.rest.reason)
+            count = f"{len(split.rest.steps)} of {len(self._program.body.steps)} nodes"
+            _LOG.warning(
+                "%s: the last %s run one by one in PyTorch, without a plan: %s", self._program.name, count, self.reason
+            )
+
+    def _plan(self, shapes: _Shapes, fixed: Mapping[str, torch.Tensor] | None = None) -> _Ready | None:
         fixed = fixed or {}
         case = (*shapes, *_values_of(fixed))
         if (known := self._plans.known(case)) is not None:
             return known
-        from fmtprop.onnx.model.graph import graph_of
+        from fmtprop.onnx.model.graph import head_of
         from fmtprop.onnx.model.program import ContradictionError, LimitError, OperandsError
 
-        def make() -> CompiledModel:
+        def make() -> _Ready:
             with on_cpu(), paused():
-                graph = graph_of(self._program, dict(zip(self._names(), shapes, strict=True)), fixed)
+                graph, split = head_of(self._program, dict(zip(self._names(), shapes, strict=True)), fixed)
+                if split is not None:
+                    self._note(split)
                 options = replace(self._options, confirm=False) if len(self._plans) else self._options
                 if self._is_one:
                     self._program.body.constants.clear()
-                return compile_graph(graph, options, owned=self._is_one, shapes=self._shared)
+                return _Ready(compile_graph(graph, options, owned=self._is_one, shapes=self._shared), split)
 
         try:
             return self._plans.get(case, make)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -22,12 +23,14 @@ from fmtprop.errors import FmtpropError, GraphError, ImportModelError
 from fmtprop.ir.deferred import SMALL_NBYTES
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
+from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.tensors import tensors_in
 from fmtprop.onnx.model import limits
 from fmtprop.onnx.model.elements import element_type, torch_dtype, type_name
-from fmtprop.onnx.model.operators.values import is_repeated
+from fmtprop.onnx.model.operators.values import is_known, is_repeated
 from fmtprop.onnx.model.program import ContradictionError, OnnxProgram
 from fmtprop.onnx.model.recording import Recorded, RecordedTensor, Recording
+from fmtprop.onnx.model.rest import Rest
 from fmtprop.ops.host_call import Parts
 
 
@@ -94,6 +97,36 @@ def graph_of(
 
     Result: inputs and outputs have the model's names; a node's ``origin`` is the name of its ONNX node.
     """
+    return head_of(program, shapes, fixed, splits=False)[0]
+
+
+@dataclass(frozen=True)
+class Split:
+    """What follows behind the graph of a program's first nodes: the last ones.
+
+    `names`: the values that the graph's outputs are, in order. `known`: other values that the last nodes read.
+    """
+
+    rest: Rest
+    names: tuple[str, ...]
+    known: dict[str, Any]
+
+    def finish(self, program: OnnxProgram, made: Sequence[torch.Tensor]) -> list[Any]:
+        """Return the model's outputs of those of the graph."""
+        return program.finish(self.rest.steps, self.known | dict(zip(self.names, made, strict=True)))
+
+
+def head_of(
+    program: OnnxProgram,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    fixed: Mapping[str, torch.Tensor] | None = None,
+    *,
+    splits: bool = True,
+) -> tuple[Graph, Split | None]:
+    """Import the nodes of a program that a graph can have, all of which but some at the end must be such.
+
+    Raises ImportModelError as :func:`graph_of`, also where no node of the graph would be compute-intensive.
+    """
     if shapes and not isinstance(shapes, Mapping):
         raise ImportModelError(f"shapes is {shapes!r}; it must map inputs to tuples of sizes")
     wanted = dict(shapes or {})
@@ -116,19 +149,41 @@ def graph_of(
             raise ImportModelError(f"input {info.name} is {type_name(number)}; a graph's inputs are real")
         inputs[info.name] = recording.input(dims, dtype)
     with held_back(), torch.no_grad(), recording.on():
-        results = program.trace({**inputs, **fixed}, recording)
+        results, rest = program.trace({**inputs, **fixed}, recording, splits=splits)
     try:
         with torch.DisableTorchFunctionSubclass():  # from here on, nothing is recorded
-            _check_outputs(program, results)
-            return _imported(program, recording, inputs, results)
+            outputs = list(zip((info.name for info in program.outputs), results, strict=True))
+            if rest is None:
+                _check_outputs(outputs, program)
+                return _imported(program, recording, inputs, outputs), None
+            return _split(program, recording, inputs, {n: made for n, made in outputs if made is not None}, rest)
     except ImportModelError:
         raise
     except FmtpropError as error:  # an attribute that PyTorch lets pass on tensors without data
         raise ImportModelError(f"{program.name}: {error}") from error
 
 
-def _check_outputs(program: OnnxProgram, results: Sequence[Any]) -> None:
-    for name, result in zip(program.body.outputs, results, strict=True):
+def _split(
+    program: OnnxProgram,
+    recording: Recording,
+    inputs: Mapping[str, RecordedTensor],
+    outputs: Mapping[str, Any],
+    rest: Rest,
+) -> tuple[Graph, Split]:
+    """Import the first nodes, whose outputs are what the others read, and what is an output of the model."""
+    read = {**rest.read, **outputs}
+    made = {name: value for name, value in read.items() if not is_known(value)}
+    if any(not isinstance(value, torch.Tensor) or value.is_complex() for value in made.values()):
+        raise rest.reason
+    graph = _imported(program, recording, inputs, list(made.items()))
+    if not any(not node.is_boundary and opdef(node.op).category is Category.COMPUTE for node in graph.nodes()):
+        raise rest.reason
+    known = {name: recording.plain(value) for name, value in read.items() if name not in made}
+    return graph, Split(rest, tuple(made), known)
+
+
+def _check_outputs(outputs: Sequence[tuple[str, Any]], program: OnnxProgram) -> None:
+    for name, result in outputs:
         if not isinstance(result, torch.Tensor):
             raise ImportModelError(
                 f"output {name} is no tensor of a type that PyTorch has; fmtprop.onnx.InferenceSession runs such a "
@@ -154,12 +209,14 @@ def _check_output(name: str, result: torch.Tensor, program: OnnxProgram) -> None
 
 
 def _imported(
-    program: OnnxProgram, recording: Recording, inputs: Mapping[str, RecordedTensor], results: Sequence[torch.Tensor]
+    program: OnnxProgram,
+    recording: Recording,
+    inputs: Mapping[str, RecordedTensor],
+    outputs: Sequence[tuple[str, torch.Tensor]],
 ) -> Graph:
-    graph = Graph(program.name)
-    outputs = [info.name for info in program.outputs]
+    graph, results = Graph(program.name), [result for _, result in outputs]
     constants = {id(tensor): key for key, tensor in program.body.constants.items()}
-    values = _Values(graph, constants, {*inputs, *outputs}, recording)
+    values = _Values(graph, constants, {*inputs, *(name for name, _ in outputs)}, recording)
     for name, tensor in inputs.items():
         values.set(tensor, graph.input(name, tensor_type(tensor, f"input {name}")))
     importer = CallImporter(graph)
@@ -168,7 +225,7 @@ def _imported(
     for index, call in enumerate(recording.calls):
         values.origin = call.origin
         values.set(call.result, importer.add(_found(call, index, values, used)))
-    for output, result in zip(outputs, results, strict=True):
+    for output, result in outputs:
         graph.output(values.of(result), output if output not in graph else graph.fresh_name(output))
     graph.remove_dead()
     return graph

@@ -21,6 +21,7 @@ from fmtprop.onnx.model.operators.values import DataDependentError, NotInTorchEr
 from fmtprop.onnx.model.reading import Source
 from fmtprop.onnx.model.recording import Recording
 from fmtprop.onnx.model.reference import result_nbytes, run_node
+from fmtprop.onnx.model.rest import Rest
 from fmtprop.onnx.model.steps import Body, NodeStep, body_of, expanded, keywords
 from fmtprop.ops.without_data import without_data
 from fmtprop.system.machine import memory_nbytes
@@ -98,12 +99,27 @@ class OnnxProgram:
             taken = set(map(_address, (*inputs.values(), *self.body.constants.values())))
             return [_owned(result, taken) for result in results]
 
-    def trace(self, inputs: Mapping[str, Any], recording: Recording) -> list[Any]:
-        """Run on tensors without data, and record the calls.
+    def trace(
+        self, inputs: Mapping[str, Any], recording: Recording, *, splits: bool = False
+    ) -> tuple[list[Any], Rest | None]:
+        """Run on tensors without data, and record the calls; return the outputs, and the nodes that are left.
 
-        Raises DataDependentError if a shape or a branch depends on the inputs.
+        `splits`: leave nodes with shapes and branches that depend on the inputs, and those that read their results;
+        outputs that these make are None. Otherwise DataDependentError is raised.
         """
-        return _Run(self, recording).body(self.body, dict(inputs), {})
+        run = _Run(self, recording, splits=splits)
+        return run.body(self.body, dict(inputs), {}), run.rest
+
+    def finish(self, steps: Sequence[NodeStep], values: Mapping[str, Any]) -> list[Any]:
+        """Run the last nodes on all values that they and the outputs read, and return the outputs.
+
+        Raises ImportModelError if a node cannot run on its operands; the message names it.
+        """
+        last = Body(self.body.name, list(values), self.body.outputs, steps=list(steps))
+        with torch.no_grad():
+            results = _Run(self).body(last, values, {})
+            taken = set(map(_address, values.values()))
+            return [_owned(result, taken) for result in results]
 
 
 #: errors that functions of PyTorch and of numpy raise about their operands
@@ -116,9 +132,12 @@ _FAILURES: Final = (
 class _Run:
     """One run, and its counts so far."""
 
-    def __init__(self, program: OnnxProgram, recording: Recording | None = None) -> None:
+    def __init__(self, program: OnnxProgram, recording: Recording | None = None, *, splits: bool = False) -> None:
         self.program = program
         self.recording = recording
+        #: whether nodes whose results depend on values are left for later, and these nodes
+        self.splits = splits
+        self.rest: Rest | None = None
         self.depth = 0
         #: branches around the present node that a run may not take
         self.doubtful = 0
@@ -132,14 +151,27 @@ class _Run:
         values = _Scope(scope, body.constants)
         values.update(inputs)
         for step in body.steps:
-            arguments = [values.find(name, step) for name in step.inputs]
-            results = self.step(step, arguments, values)
+            results = self.left(step, values) if self.splits and not self.depth else self.made(step, values)
             for name, result in zip(step.outputs, results, strict=False):
                 if name:
                     values[name] = result
             for name in step.last:
                 values.pop(name, None)
-        return [values.find(name, None) for name in body.outputs]
+        return [values.get(name) if self.rest is not None else values.find(name, None) for name in body.outputs]
+
+    def made(self, step: NodeStep, values: _Scope) -> Sequence[Any]:
+        """Return the results of a node of a body."""
+        return self.step(step, [values.find(name, step) for name in step.inputs], values)
+
+    def left(self, step: NodeStep, values: _Scope) -> Sequence[Any]:
+        """Return the results of a node, none if it must be left for later."""
+        if self.rest is None or not self.rest.depends(step):
+            try:
+                return self.made(step, values)
+            except DataDependentError as error:
+                self.rest = self.rest or Rest(error)
+        self.rest.add(step, values)
+        return ()
 
     def step(self, step: NodeStep, arguments: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
         if self.depth:

@@ -175,7 +175,7 @@ def _mark_readers(body: Body) -> None:
     seen, exact, summands = set(body.outputs), set(body.outputs), set[str]()
     products = {step.outputs[0] for step in body.steps if step.outputs and (step.domain, step.op) in _PRODUCTS}
     for step in reversed(body.steps):
-        read, result = set(_reads(step)), step.outputs[0] if step.outputs else ""
+        read, result = set(reads(step)), step.outputs[0] if step.outputs else ""
         step.last = [name for name in {*read, *step.outputs} - seen if name]
         step.rounded = bool(result) and result not in exact
         seen |= read
@@ -191,11 +191,12 @@ def _mark_readers(body: Body) -> None:
             exact |= read
 
 
-def _reads(step: NodeStep) -> Iterable[str]:
+def reads(step: NodeStep) -> Iterable[str]:
+    """Return the names of the values that a node and its subgraphs read."""
     if not step.runs_subgraphs:
         return step.inputs
     bodies = [value for value in step.attributes.values() if isinstance(value, Body)]
-    inner = [name for body in bodies for each in body.steps for name in _reads(each)]
+    inner = [name for body in bodies for each in body.steps for name in reads(each)]
     return [*step.inputs, *inner, *(name for body in bodies for name in body.outputs)]
 
 

@@ -14,6 +14,8 @@ from torch import Tensor
 from fmtprop.onnx.model.operators.attributes import calling, widened
 from fmtprop.onnx.model.operators.values import DataDependentError, axis_of, data, integer, is_known, number
 
+_Array = np.ndarray[Any, Any]
+
 
 def _wrapped(indices: Tensor, size: int) -> Tensor:
     """Return indices as non-negative numbers."""
@@ -162,21 +164,27 @@ def _unique(x: Tensor, *, axis: int | None = None, sorted: int = 1) -> tuple[Ten
     return tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in (found, first, inverse, counts))
 
 
-def _overlap(box: Tensor, others: Tensor, center: bool) -> Tensor:
-    """Return the intersection over union of one box with others, each y1, x1, y2, x2 or x, y, width, height."""
+def _corners(boxes: Tensor, center: bool) -> tuple[_Array, ...]:
+    """Return top, left, bottom and right of boxes, each y1, x1, y2, x2 or x, y, width, height."""
+    a, b, c, d = data(boxes, "boxes").T
+    if center:
+        return b - d / 2, a - c / 2, b + d / 2, a + c / 2
+    return np.minimum(a, c), np.minimum(b, d), np.maximum(a, c), np.maximum(b, d)
 
-    def corners(boxes: Tensor) -> tuple[Tensor, ...]:
-        a, b, c, d = boxes.unbind(-1)
-        if center:
-            return b - d / 2, a - c / 2, b + d / 2, a + c / 2
-        return torch.minimum(a, c), torch.minimum(b, d), torch.maximum(a, c), torch.maximum(b, d)
 
-    top, left, bottom, right = corners(box)
-    tops, lefts, bottoms, rights = corners(others)
-    height = (torch.minimum(bottom, bottoms) - torch.maximum(top, tops)).clamp(min=0)
-    width = (torch.minimum(right, rights) - torch.maximum(left, lefts)).clamp(min=0)
-    union = (bottom - top) * (right - left) + (bottoms - tops) * (rights - lefts) - height * width
-    return torch.where(union > 0, height * width / union, torch.zeros_like(union))
+def _kept(corners: tuple[_Array, ...], order: _Array, limit: int, threshold: float) -> list[int]:
+    """Return the boxes that overlap none of the kept ones before them; `order`: the best first."""
+    top, left, bottom, right = corners
+    areas, kept = (bottom - top) * (right - left), list[int]()
+    while order.size and len(kept) < limit:
+        best, rest = order[0], order[1:]
+        kept.append(int(best))
+        height = np.minimum(bottom[best], bottom[rest]) - np.maximum(top[best], top[rest])
+        width = np.minimum(right[best], right[rest]) - np.maximum(left[best], left[rest])
+        shared = height.clip(0) * width.clip(0)
+        union = areas[best] + areas[rest] - shared
+        order = rest[np.divide(shared, union, out=np.zeros_like(shared), where=union > 0) <= threshold]
+    return kept
 
 
 def _non_max_suppression(
@@ -193,16 +201,12 @@ def _non_max_suppression(
     threshold = 0.0 if iou_threshold is None else float(number(iou_threshold))
     chosen: list[list[int]] = []
     for batch in range(scores.shape[0]):
+        corners = _corners(boxes[batch], bool(center_point_box))
         for kind in range(scores.shape[1]):
             order = torch.argsort(scores[batch, kind], descending=True, stable=True)
             if score_threshold is not None:
                 order = order[scores[batch, kind][order] > float(number(score_threshold))]
-            taken = 0
-            while order.numel() and taken < limit:
-                best, taken = int(order[0]), taken + 1
-                chosen.append([batch, kind, best])
-                rest = order[1:]
-                order = rest[_overlap(boxes[batch, best], boxes[batch, rest], bool(center_point_box)) <= threshold]
+            chosen += ([batch, kind, box] for box in _kept(corners, data(order, "order"), limit, threshold))
     return torch.tensor(chosen, dtype=torch.int64).reshape(-1, 3)
 
 
