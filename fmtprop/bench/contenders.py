@@ -24,6 +24,7 @@ from fmtprop.bench.interleave import Benchmark
 from fmtprop.bench.peers import PEERS, OnnxRuntime, OpenVINO, Peer, export_onnx, peer
 from fmtprop.bench.processes import Prepared, interleave_processes
 from fmtprop.capture import GraphModule, load, save
+from fmtprop.capture.factories import FlatModule
 from fmtprop.compiling.loading import load_one
 from fmtprop.compiling.stages import check_memory
 from fmtprop.dnnl.locate import NEWER_HINT, candidates
@@ -177,9 +178,12 @@ def race(
     count = threads or torch.get_num_threads()
     flat = graph.copy()
     flat.structure = ""  # every runtime takes and returns flat tensors
-    given = tuple(random_inputs(flat, seed) if inputs is None else inputs)
+    original = module() if module else GraphModule(flat)
+    examples = original.examples if inputs is None and isinstance(original, FlatModule) else inputs
+    given = tuple(random_inputs(flat, seed) if examples is None else examples)
     with torch.inference_mode():
-        expected = tensors_of((module() if module else GraphModule(flat))(*given))
+        expected = tensors_of(original(*given))
+    del original
     with tempfile.TemporaryDirectory(prefix="fmtprop-bench-") as name:
         folder = Path(name)
         save(flat, folder / "graph.json")

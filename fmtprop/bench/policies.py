@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from fmtprop.api import CompiledModel, Options, compile_graph, random_inputs
+from fmtprop.capture.factories import FlatModule
 from fmtprop.compiling.loading import load_one, read_plan
 from fmtprop.compiling.stages import check_memory
 from fmtprop.errors import FmtpropError
@@ -32,11 +33,13 @@ def compare_policies(
     *,
     threads: int | None = None,
     repeats: int = 10,
+    module: Callable[[], FlatModule] | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Compile a graph in several ways, check each against PyTorch, and measure it.
 
-    `threads`: threads of torch and oneDNN, for the whole process. Default: unchanged.
+    `threads`: threads of torch and oneDNN, for the whole process. Default: unchanged. `module`: makes the module that
+    the graph was imported from, with which results are compared; else with those of the graph's ops in PyTorch.
 
     >>> from fmtprop.capture import load
     >>> comparison = compare_policies(load("chain"), [Options(policy="plain"), Options()], repeats=1)
@@ -50,9 +53,7 @@ def compare_policies(
     say = progress or _silent
     total = 1 + 2 * len(options)
     say("running in PyTorch", 0, total)
-    inputs = random_inputs(graph)
-    named = {node.name: tensor for node, tensor in zip(graph.input_nodes, inputs, strict=True)}
-    expected = evaluate(graph, named)
+    inputs, expected = _expected(graph, module)
     reports, errors = [], []
     for done, option in enumerate(options):
         title, before = f"compiling under {option.policy}", 1 + 2 * done
@@ -64,6 +65,21 @@ def compare_policies(
         net.close()
     say("done", total, total)
     return Comparison.of(reports, errors, outputs_of(graph))
+
+
+def _expected(
+    graph: Graph, module: Callable[[], FlatModule] | None
+) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+    """Return inputs and PyTorch's results: of the module on its examples, or of the graph's ops on random numbers."""
+    if module is None:
+        inputs = random_inputs(graph)
+        return inputs, evaluate(graph, {node.name: x for node, x in zip(graph.input_nodes, inputs, strict=True)})
+    made = module()
+    with torch.inference_mode():
+        results = made(*(tensor.clone() for tensor in made.examples))
+    if len(results) != len(graph.output_nodes):
+        raise FmtpropError(f"the module gives {len(results)} tensors, and its graph {len(graph.output_nodes)}")
+    return made.examples, results
 
 
 def measure_plan(

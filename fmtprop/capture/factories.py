@@ -11,22 +11,26 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fmtprop.builtin import builtin_names
 from fmtprop.capture.files import load, open_exported
 from fmtprop.capture.torch_export import from_torch
-from fmtprop.errors import ImportModelError
+from fmtprop.errors import GraphError, ImportModelError
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.tensors import tensors_in
+from fmtprop.ir.tensors import tensor_type, tensors_in
+from fmtprop.system.printable import first_line
 
 _FACTORY = re.compile(r"(?P<place>[\w.]+|.+\.py):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 _FACTORIES = (
@@ -72,6 +76,58 @@ def graph_named(
         raise ImportModelError(f"--shape is for ONNX models; give {model} its inputs' shapes by --input")
     made = _made(model, inputs)
     return from_torch(made.module, made.inputs, name=found["name"])
+
+
+class FlatModule(nn.Module):
+    """A module for inference that takes and returns flat tensors, as its graph does.
+
+    >>> import torch
+    >>> net = FlatModule(torch.nn.Bilinear(2, 3, 4), (torch.ones(1, 2), torch.ones(1, 3)))
+    >>> [result.shape for result in net(torch.ones(5, 2), torch.ones(5, 3))]
+    [torch.Size([5, 4])]
+    """
+
+    def __init__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.module, self.training = module, False
+        leaves, spec = tree_flatten(inputs)
+        #: the example inputs
+        self.examples = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+        def arguments(tensors: Iterable[torch.Tensor]) -> tuple[Any, ...]:
+            given = iter(tensors)
+            return tree_unflatten([next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec)  # type: ignore[no-any-return]
+
+        self._arguments = arguments
+
+    def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """Call the module."""
+        results = tree_leaves(self.module(*self._arguments(tensors)))
+        return [result for result in results if isinstance(result, torch.Tensor)]
+
+
+def original(model: str, shapes: Sequence[Sequence[int]] = ()) -> FlatModule:
+    """Return the module of a factory or an exported program; each call makes the same one.
+
+    >>> [tensor.shape for tensor in original("torch.nn:PReLU", [(2, 3)]).examples]
+    [torch.Size([2, 3])]
+    """
+    made = _made(model, shapes)
+    if _FACTORY.fullmatch(model):
+        made.module.eval()
+    return FlatModule(made.module, made.inputs)
+
+
+def original_of(graph: Graph, model: str, shapes: Sequence[Sequence[int]] = ()) -> Callable[[], FlatModule] | None:
+    """Return what makes the module that a graph was imported from; None where there is none by flat tensors."""
+    if not (_FACTORY.fullmatch(model) or model.lower().endswith(".pt2")):
+        return None
+    make = partial(original, model, tuple(map(tuple, shapes)))
+    try:
+        taken = [tensor_type(tensor) for tensor in make().examples]
+    except (ImportModelError, GraphError):  # keyword arguments, or a tensor that no graph has
+        return None
+    return make if taken == [node.results[0] for node in graph.input_nodes] else None
 
 
 def trainable(model: str, shapes: Sequence[Sequence[int]] = ()) -> Made:
@@ -122,6 +178,10 @@ def _call(place: str, name: str, model: str) -> Any:
         factory: Any = _module_at(place)
     except SyntaxError as error:
         raise ImportModelError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
+    except ImportModelError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise ImportModelError(f"{place} cannot be imported: {_told(error)}") from error
     for part in name.split("."):
         if not hasattr(factory, part):
             near = get_close_matches(part, [one for one in dir(factory) if not one.startswith("_")])
@@ -138,7 +198,16 @@ def _call(place: str, name: str, model: str) -> Any:
         raise ImportModelError(
             f"{model} needs arguments ({', '.join(needed)}): write a function without arguments that calls it"
         )
-    return factory()
+    try:
+        return factory()
+    except Exception as error:
+        raise ImportModelError(f"{model} failed: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    """Return an error of the user's code, and its line."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {first_line(error)} ({last.filename}, line {last.lineno})"
 
 
 def _parameters(factory: Any) -> list[inspect.Parameter]:
@@ -202,7 +271,7 @@ def _parts(made: Any, model: str, shapes: Sequence[Sequence[int]]) -> tuple[nn.M
         dtypes = (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
         dtype = next(dtypes, torch.float32)
         inputs = tuple(torch.randn(tuple(shape)).to(dtype) for shape in shapes)
-    if not inputs:
+    if not rest and not inputs:
         raise ImportModelError(
             f"{model} returns a module without example inputs: give --input with a shape such as 8x3x224x224, or "
             "return the module and its example inputs"

@@ -31,7 +31,7 @@ from fmtprop.cli.arguments import (
     words,
 )
 from fmtprop.cli.console import USAGE, emit, failing, finish, progress
-from fmtprop.cli.named import graph_of, module_maker
+from fmtprop.cli.named import graph_of, module_maker, original_of
 from fmtprop.cli.plan import check_no_options, is_plan
 from fmtprop.errors import FmtpropError
 
@@ -164,5 +164,6 @@ def _compare(
                 run = partial(compare_steps, module_maker(asked.model, asked.inputs, asked.shape))
             else:
                 graph = graph_of(asked.model, asked.inputs, asked.shape)
-                run = partial(compare_policies, with_codes(graph, weights))
+                module = original_of(graph, asked.model, asked.inputs) if weights is None else None
+                run = partial(compare_policies, with_codes(graph, weights), module=module)
         return run(ways, threads=threads, repeats=repeats, progress=say)

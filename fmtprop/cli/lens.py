@@ -79,6 +79,8 @@ def lens(
         emit(json.dumps(data, indent=1) if as_json else lens_from(data).to_text())
     if data is None:
         note("there are no findings: a signal or os._exit ended the program, or it could not be watched")
+    elif code:
+        note(f"the program ended with status {code}; these are its findings until then")
     elif not data["primitives"]["count"]:
         note(_NOTHING)
     if count := elsewhere.primitives.count:

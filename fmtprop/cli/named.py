@@ -12,7 +12,7 @@ import typer
 from fmtprop.cli.arguments import shapes_of
 
 if TYPE_CHECKING:
-    from fmtprop.capture.factories import Made
+    from fmtprop.capture.factories import FlatModule, Made
     from fmtprop.ir.graph import Graph
 
 
@@ -26,6 +26,13 @@ def graph_of(model: str, inputs: Sequence[str] | None, shape: Sequence[str] | No
     from fmtprop.capture.factories import graph_named
 
     return graph_named(model, sizes, shapes=shapes, deferred=deferred)
+
+
+def original_of(graph: Graph, model: str, inputs: Sequence[str] | None) -> Callable[[], FlatModule] | None:
+    """Return what makes the module of a command's model; None where the model is a graph."""
+    from fmtprop.capture import factories
+
+    return factories.original_of(graph, model, inputs_of(inputs))
 
 
 def module_maker(model: str, inputs: Sequence[str] | None, shape: Sequence[str] | None) -> Callable[[], Made]:

@@ -26,7 +26,7 @@ from fmtprop.cli.arguments import (
     words,
 )
 from fmtprop.cli.console import USAGE, emit, failing, finish, progress
-from fmtprop.cli.named import graph_of, module_maker
+from fmtprop.cli.named import graph_of, module_maker, original_of
 from fmtprop.cli.plan import check_no_options, is_plan
 from fmtprop.system.limits import MAX_RUNS
 
@@ -91,7 +91,10 @@ def bench(
                 contenders[0] = replace(contenders[0], plan=model)
                 run = partial(race, file.plans[0].inside())
             elif not train:
-                run = partial(race, with_codes(graph_of(model, inputs, shape), weights))
+                graph = graph_of(model, inputs, shape)
+                # with weights in codes, all compute with the same numbers, which the module does not have
+                module = original_of(graph, model, inputs) if weights is None else None
+                run = partial(race, with_codes(graph, weights), module=module)
             else:
                 from fmtprop.bench.training import check_contenders, race_steps  # imports torch._dynamo: 1.5 s
 

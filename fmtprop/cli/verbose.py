@@ -69,7 +69,9 @@ def verbose(
                 ledger.read(found)
     if as_json or ledger.primitives.count:
         emit(json.dumps(ledger.to_dict(), indent=1) if as_json else ledger.to_text())
-    if not ledger.primitives.count:
+    if code and not ledger.primitives.count:
+        note(f"the command ended with status {code}, and oneDNN had executed nothing in it")
+    elif not ledger.primitives.count:
         note(_NONE_RAN if runs or ledger.knows_library else _NONE_LOGGED + _NONE_RAN)
     if code or not ledger.primitives.count:
         raise typer.Exit(code or FAILED)

@@ -172,10 +172,9 @@ def _referring(files: WeightFiles, descs: Descs, blocks: Blocks) -> dict[str, An
         rows.append([block, where.file, where.offset, *how])
         blocks.padded[block] = blocks.padded[block][:0]
     if not rows:
-        names = ", ".join(str(path) for path in files.paths)
         raise PlanError(
-            f"none of the model's weights of {SMALL_NBYTES} bytes or more are in {names}: give the file that they came "
-            "from, or save without weights="
+            f"none of the model's weights of {SMALL_NBYTES} bytes or more are in {files.given}: give the file that "
+            "they came from, or save without naming one"
         )
     numbers = files.used()
     for row in rows:

@@ -62,11 +62,14 @@ class WeightFiles:
     """
 
     def __init__(self, paths: Any) -> None:
+        #: the files with tensors
         self.paths: list[Path] = []
         self._data: list[torch.Tensor] = []
         self._ranges: dict[int, list[Range]] = {}
         self._used: set[Range] = set()
         given = paths if isinstance(paths, list | tuple) else [paths]
+        #: the names of the files, as given
+        self.given = ", ".join(map(str, given))
         if not given:
             raise PlanError("weights= names no file: give the one that has the model's weights, or leave it out")
         for path in given:
@@ -249,7 +252,7 @@ def _of_onnx(path: Path, file: Any) -> Iterator[tuple[Path, int, int]]:
 
     from fmtprop.onnx.model.tensor_files import OwnData
 
-    own = OwnData(file, str(path))
+    own = OwnData(file, str(path), SMALL_NBYTES)
     try:
         model = onnx.ModelProto.FromString(own.rest)
     except DecodeError as error:

@@ -33,6 +33,13 @@ def main(arguments: list[str]) -> None:
     ended: SystemExit | None = None
     tracer, process = Tracer(), os.getpid()
     signal.signal(signal.SIGTERM, _end)
+    interrupted: list[int] = []
+
+    def interrupt(number: int, _: Any) -> None:
+        interrupted.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
     try:
         with tracer.watching(threads=True):
             try:
@@ -41,6 +48,8 @@ def main(arguments: list[str]) -> None:
                 _wait_for_threads()
     except SystemExit as end:
         ended = end
+    except KeyboardInterrupt:
+        ended = SystemExit(_INTERRUPTED)
     finally:
         if os.getpid() == process:  # not a forked child, which ends here, too
             program = words[1] if words[0] == "-m" else os.path.basename(words[0])
@@ -48,10 +57,20 @@ def main(arguments: list[str]) -> None:
             Path(folder, "lens.json").write_text(lens.to_json())
             Path(folder, "trace.json").write_text(lens.to_trace())
     if os.getpid() == process and ways and (ended is None or not ended.code):
-        lens = _in_other_ways(lens, tracer.subject, ways.split(","))
+        try:
+            lens = _in_other_ways(lens, tracer.subject, ways.split(","))
+        except BaseException:  # a compiler may raise its own for Ctrl-C
+            if not interrupted:
+                raise
+        if interrupted:
+            ended = SystemExit(_INTERRUPTED)
         Path(folder, "lens.json").write_text(lens.to_json())
     if ended is not None:
         raise ended
+
+
+#: exit code of a program that Ctrl-C ends
+_INTERRUPTED = 128 + signal.SIGINT
 
 
 def _in_other_ways(lens: Lens, subject: CalledModule | None, ways: list[str]) -> Lens:

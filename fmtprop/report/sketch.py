@@ -152,7 +152,7 @@ def places(graph: Graph, nodes: Mapping[str, Node]) -> dict[str, tuple[float, fl
         layers[depth[name]].append(name)
     width = max(map(len, layers), default=1)
     columns = max(1, round(len(layers) / max(_LAYERS, sqrt(len(layers) * width / _ASPECT))))
-    height = ceil(len(layers) / columns)
+    height = max(1, ceil(len(layers) / columns))  # a graph may have no nodes
     found: dict[str, tuple[float, float]] = {}
     left = 0.0
     for start in range(0, len(layers), height):

@@ -60,12 +60,12 @@ class Stopwatch:
         self._before = self.now()
 
     def stop(self) -> float:
-        """End a run, and return its seconds without waiting."""
+        """End a run, and return its seconds without waiting; with it, if threads waited longer than the run took."""
         self._taken = self.now() - self._before
         self.waited = self._waiting.lap()
         self._all += self._taken
         self._all_waited += self.waited
-        return self._taken if self._of_thread else max(0.0, self._taken - self.waited)
+        return self._taken if self._of_thread or self.waited >= self._taken else self._taken - self.waited
 
     def time(self, run: Callable[[], object]) -> float:
         """Return the seconds of a call, without waiting."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 
 import pytest
 import torch
 from torch import nn
 
-from fmtprop.capture.factories import mean_square, trainable
+from fmtprop.capture.factories import graph_named, mean_square, original_of, trainable
 from fmtprop.errors import ImportModelError
 
 SOURCE = """
@@ -128,10 +130,31 @@ def test_an_exported_program_with_keyword_arguments(tmp_path):
         trainable(str(tmp_path / "net.pt2"))
 
 
-def test_errors_of_the_users_code_are_the_users(models):
+def test_errors_of_the_users_code_are_told_with_their_line(models):
     (models / "broken.py").write_text("import a_package_that_is_not_there")
-    with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
+    with pytest.raises(ImportModelError, match=r"broken cannot be imported: .*a_package_that_.*broken.py, line 1\)"):
         trainable("broken:alone")
+    (models / "fails.py").write_text("def alone():\n    raise RuntimeError('boom')")
+    with pytest.raises(ImportModelError, match=r"fails:alone failed: RuntimeError: boom \(.*fails.py, line 2\)"):
+        trainable("fails:alone")
+
+
+def test_a_module_by_the_flat_tensors_of_its_graph(models):
+    (models / "nested.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def forward(self, pair, scale):\n"
+        "        return {'sum': pair['a'] + pair['b'][0], 'more': (pair['a'] * scale, None, 3)}\n"
+        "def net():\n"
+        "    return Net(), ({'a': torch.ones(2), 'b': [torch.full((2,), 3.0)]}, 5.0)\n"
+    )
+    graph = graph_named("nested.py:net")
+    make = original_of(graph, "nested.py:net")
+    assert make is not None
+    module = make()
+    assert [result.tolist() for result in module(*module.examples)] == [[4, 4], [5, 5]]
+    assert copy.deepcopy(pickle.loads(pickle.dumps(make))()).examples[1].tolist() == [3, 3]
+    assert original_of(graph, "resnet50") is None
 
 
 def test_the_loss_of_results_without_one():

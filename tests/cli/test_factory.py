@@ -21,6 +21,20 @@ def with_inputs():
 def mlp():
     return nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 64)), (torch.ones(2, 256),)
 
+class Liar(nn.Module):
+    def forward(self, x):
+        return x * (2.0 if torch.compiler.is_compiling() else 3.0)
+
+def liar():
+    return Liar(), (torch.ones(4),)
+
+class Alone(nn.Module):
+    def forward(self):
+        return torch.ones(3)
+
+def alone():
+    return Alone(), ()
+
 number = 3
 """
 
@@ -112,3 +126,16 @@ def test_what_cannot_be_a_model(capsys, words, message):
     code, out, err = fmtprop(capsys, *words)
     assert (code, out) == (2, ""), err
     assert message in " ".join(err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("words", [("run", "-n", 1), ("bench", "--rounds", 1, "--vs", "torch")])
+def test_pytorch_is_the_users_module_not_its_graph(capsys, words):
+    command, *options = words
+    code, out, err = fmtprop(capsys, command, *options, "--tune", "model", "nets.py:liar")
+    assert code == 1, out + err
+    assert "3.3e-01" in out + err or "0.333" in out + err
+
+
+def test_a_module_without_inputs_runs(capsys):
+    code, _, err = fmtprop(capsys, "run", "-n", 1, "--tune", "model", "nets.py:alone")
+    assert code == 0, err

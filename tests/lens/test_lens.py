@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -373,3 +374,26 @@ def test_equal_layers_are_one_row_of_the_text():
     lens = fp.explain_torch(model, torch.ones(1, 16, 96, 96), variants=[])
     assert len(lens.rows) == 4, "the JSON form has each layer"
     assert "the costliest 1 of 1 places" in lens.to_text() and re.search(r"[0-3] and 3", lens.to_text())
+
+
+def test_ctrl_c_ends_a_program_with_its_findings_and_without_a_traceback(tmp_path):
+    script = tmp_path / "long.py"
+    script.write_text(
+        "import time, torch\n"
+        "class Net(torch.nn.Conv2d): pass\n"
+        "with torch.no_grad(): Net(16, 32, 3).eval()(torch.ones(2, 16, 64, 64))\n"
+        "print('waiting', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fmtprop", "lens", "--ways", "none", "--", "python", str(script)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=ROOT,
+    )  # fmt: skip
+    assert process.stderr is not None
+    while "waiting" not in process.stderr.readline():
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err and "the program ended with status 130" in err
+    assert "Net" in out

@@ -74,7 +74,9 @@ class Sums(torch.nn.Module):
 def test_a_report_warns_of_what_has_no_optimized_code():
     net = fp.compile(Sums(), torch.randn(64, 512))
     report = net.report(repeats=2)
-    assert report.fallback_share > 0.05
+    # as long as each other: a step that another program interrupts has nearly all of the time
+    report = replace(report, steps=tuple(replace(step, seconds=1e-4) for step in report.steps))
+    assert report.fallback_share == 0.5
     (warning,) = report.warnings
     assert "% of the run is in 1 step without optimized code (aten.cumsum): it takes as long as in PyTorch" in warning
     step = report.steps[0]

@@ -25,16 +25,20 @@ from fmtprop.onnx.model.structure_check import nbytes_of
 from fmtprop.onnx.model.wire import field_at, varint_of
 from fmtprop.system.machine import memory_nbytes
 
+#: smaller tensors stay in their messages
+LARGE_NBYTES = (1 << 16) + 1
+
 
 class OwnData:
     """A large model file, and the places of its initialisers' raw data.
 
-    `rest`: the file's messages without the raw data of large initialisers. `places`: index of such an initialiser to
-    the offset of its data and their number of bytes.
+    `rest`: the file's messages without the raw data of large initialisers, of at least `least_nbytes`. `places`: index
+    of such an initialiser to the offset of its data and their number of bytes.
     """
 
-    def __init__(self, file: BinaryIO, name: str) -> None:
+    def __init__(self, file: BinaryIO, name: str, least_nbytes: int = LARGE_NBYTES) -> None:
         self.file = file
+        self._least_nbytes = least_nbytes
         self.name = name
         self.places: dict[int, tuple[int, int]] = {}
         self._left = limits.FIELDS
@@ -81,7 +85,7 @@ class OwnData:
             stop = at + head + length
             if stop > end:
                 raise _DamagedError
-            large = length > _LARGE_NBYTES
+            large = length >= self._least_nbytes
             if number == descend and large:
                 inner = list(self._pieces(at + head, stop, depth + 1))
                 yield from (self._between(start, at), bytes([8 * number + 2]), varint_of(sum(map(len, inner))), *inner)
@@ -131,8 +135,6 @@ _SHORT_BYTES = 2
 #: most bytes of a field's number and length
 _LONGEST_HEAD = 20
 _WINDOW_NBYTES = 1 << 12
-#: smaller tensors stay in their messages
-_LARGE_NBYTES = 1 << 16
 
 
 class ExternalData:
