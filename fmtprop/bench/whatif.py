@@ -157,7 +157,7 @@ def table(outcomes: Sequence[CaseResult]) -> str:
     base = next((one.report["seconds"] for one in outcomes if one.report), 0.0)
     for one in outcomes:
         if not one.report:
-            shown.add_row(printable(str(one.case)), "failed", printable(one.error), *[""] * 5)
+            shown.add_row(printable(str(one.case)), "failed", *[""] * 6)
             continue
         report, machine = one.report, one.report["machine"]
         moved = sum(row["seconds"] for row in report["reorders"])
@@ -166,4 +166,5 @@ def table(outcomes: Sequence[CaseResult]) -> str:
             time_text(report["seconds"]), f"{report['seconds'] / base:.2f}" if base else "",
             str(len(report["reorders"])), time_text(moved), bytes_text(report["memory"]["arena"]),
         )  # fmt: skip
-    return render(shown)
+    reasons = [f"{one.case}: {one.error}" for one in outcomes if not one.report]
+    return "\n".join([render(shown), *(printable(" ".join(reason.split())) for reason in reasons)])

@@ -71,6 +71,8 @@ def graph_named(
             raise ImportModelError(
                 f"{model} has inputs of its own shapes: leave out --input, which is for {_FACTORIES}"
             )
+        if model.endswith(":"):
+            raise ImportModelError(f"{model} names no function behind the colon: give {_FACTORIES}")
         return load(model, shapes=shapes, deferred=deferred)
     if shapes:
         raise ImportModelError(f"--shape is for ONNX models; give {model} its inputs' shapes by --input")
