@@ -189,13 +189,14 @@ def table(rows: Sequence[Row]) -> str:
     ]
     for row in sorted(rows, key=lambda row: row.name):
         error = "—" if row.error is None else f"{row.error:.0e}"
-        way = "—" if row.failure else "plan" if row.reason is None else "nodes"
+        planned = "plan" if row.reason is None else "plan, then nodes" if row.native is not None else "nodes"
+        way = "—" if row.failure else planned
         way += f", {row.reference} by ONNX's reference" if row.reference else ""
         native = "" if row.native is None else f"{row.native:.0%}"
         cells = [f"`{row.name}`", row.producer, str(row.opset), str(row.nodes), str(row.calls), error, way, native]
         lines.append(f"| {' | '.join(cells)} |")
     for title, reasons in (
-        ("no plan", [(row.name, row.reason) for row in rows if row.reason and not row.failure]),
+        ("no plan, or not for all nodes", [(row.name, row.reason) for row in rows if row.reason and not row.failure]),
         ("not compared", [(row.name, row.failure) for row in rows if row.failure]),
     ):
         if reasons:

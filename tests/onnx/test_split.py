@@ -135,3 +135,24 @@ def test_compile_refuses_such_a_model_with_the_reason(tmp_path):
     onnx.save(detector(), tmp_path / "detector.onnx")
     with pytest.raises(ImportModelError, match="NonMaxSuppression"):
         fp.compile(tmp_path / "detector.onnx", shapes={"x": (1, 3, 8, 8)})
+
+
+def test_a_loop_of_a_computed_length_is_left_with_nothing_of_its_rounds_in_the_plan():
+    made = parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 18]>
+        g (float[2, 2] x) => (float[2, 2] y, float[2, 2] products)
+        <float[2, 2] w = {1, 2, 3, 4}, bool going = {1}> {
+            products = MatMul(x, w)
+            total = ReduceSum<keepdims = 0>(x)
+            rounds = Cast<to = 7>(total)
+            y = Loop(rounds, going, products) <
+                body = body (int64 i, bool before, float[2, 2] last) => (bool after, float[2, 2] next) {
+                    after = Identity(before) next = Add(last, products)
+                }
+            >
+        }""")
+    session = fp.onnx.InferenceSession(made, **OPTIONS)
+    for number in (1, 2):
+        assert_as_the_reference(session, made, {"x": number * np.ones((2, 2), np.float32)})
+    (net,) = session.plans.values()
+    assert not any(step.node.op == "binary" for step in net.plan.steps)

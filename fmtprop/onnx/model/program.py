@@ -150,14 +150,17 @@ class _Run:
     def body(self, body: Body, inputs: Mapping[str, Any], scope: Mapping[str, Any]) -> list[Any]:
         values = _Scope(scope, body.constants)
         values.update(inputs)
+        splits = self.splits and not self.depth
         for step in body.steps:
-            results = self.left(step, values) if self.splits and not self.depth else self.made(step, values)
+            results = self.left(step, values) if splits else self.made(step, values)
             for name, result in zip(step.outputs, results, strict=False):
                 if name:
                     values[name] = result
             for name in step.last:
                 values.pop(name, None)
-        return [values.get(name) if self.rest is not None else values.find(name, None) for name in body.outputs]
+        return [
+            values.get(name) if splits and self.rest is not None else values.find(name, None) for name in body.outputs
+        ]
 
     def made(self, step: NodeStep, values: _Scope) -> Sequence[Any]:
         """Return the results of a node of a body."""
@@ -166,10 +169,13 @@ class _Run:
     def left(self, step: NodeStep, values: _Scope) -> Sequence[Any]:
         """Return the results of a node, none if it must be left for later."""
         if self.rest is None or not self.rest.depends(step):
+            calls = [] if self.recording is None else self.recording.calls
+            before = len(calls)
             try:
                 return self.made(step, values)
             except DataDependentError as error:
                 self.rest = self.rest or Rest(error)
+                del calls[before:]
         self.rest.add(step, values)
         return ()
 
