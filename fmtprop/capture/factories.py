@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fmtprop.builtin import builtin_names
 from fmtprop.capture.files import load, open_exported
@@ -30,6 +29,7 @@ from fmtprop.capture.torch_export import from_torch
 from fmtprop.errors import GraphError, ImportModelError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.tensors import tensor_type, tensors_in
+from fmtprop.ops.pytorch import tree_flatten, tree_leaves, tree_unflatten
 from fmtprop.system.printable import first_line
 
 _FACTORY = re.compile(r"(?P<place>[\w.]+|.+\.py):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")

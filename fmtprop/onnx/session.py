@@ -43,7 +43,7 @@ _Shapes = tuple[tuple[int, ...], ...]
 _Case = tuple[tuple[int | tuple[int, ...], ...], ...]
 
 
-class _Ready(NamedTuple):
+class _CasePlan(NamedTuple):
     """A plan of the model; of its first nodes, if there is a split."""
 
     net: CompiledModel
@@ -151,7 +151,7 @@ class InferenceSession:
         self._array_of: Callable[[Any], Any] = import_module("fmtprop.onnx.model.elements").array_of
         # None is the default, as of compile
         self._options = Options(**{name: value for name, value in options.items() if value is not None})
-        self._plans: Plans[_Case, _Ready] = Plans(max_shapes)
+        self._plans: Plans[_Case, _CasePlan] = Plans(max_shapes)
         self._max_shapes = max_shapes
         #: names of the inputs that decide which nodes run, and the values that they had
         self._deciding = deciding_inputs(self._program)
@@ -319,7 +319,7 @@ class InferenceSession:
                 f"{error}; the inputs are {shapes}: pass sizes and values that this node accepts"
             ) from error
 
-    def _planned(self, values: Mapping[str, Any]) -> _Ready | None:
+    def _planned(self, values: Mapping[str, Any]) -> _CasePlan | None:
         """Return the plan for these inputs; None if the model runs node by node."""
         if self._is_left or len(values) != len(self._inputs):
             return None
@@ -355,7 +355,7 @@ class InferenceSession:
                 "%s: the last %s run one by one in PyTorch, without a plan: %s", self._program.name, count, self.reason
             )
 
-    def _plan(self, shapes: _Shapes, fixed: Mapping[str, torch.Tensor] | None = None) -> _Ready | None:
+    def _plan(self, shapes: _Shapes, fixed: Mapping[str, torch.Tensor] | None = None) -> _CasePlan | None:
         fixed = fixed or {}
         case = (*shapes, *_values_of(fixed))
         if (known := self._plans.known(case)) is not None:
@@ -363,7 +363,7 @@ class InferenceSession:
         from fmtprop.onnx.model.graph import head_of
         from fmtprop.onnx.model.program import ContradictionError, LimitError, OperandsError
 
-        def make() -> _Ready:
+        def make() -> _CasePlan:
             with on_cpu(), paused():
                 graph, split = head_of(self._program, dict(zip(self._names(), shapes, strict=True)), fixed)
                 if split is not None:
@@ -371,7 +371,7 @@ class InferenceSession:
                 options = replace(self._options, confirm=False) if len(self._plans) else self._options
                 if self._is_one:
                     self._program.body.constants.clear()
-                return _Ready(compile_graph(graph, options, owned=self._is_one, shapes=self._shared), split)
+                return _CasePlan(compile_graph(graph, options, owned=self._is_one, shapes=self._shared), split)
 
         try:
             return self._plans.get(case, make)

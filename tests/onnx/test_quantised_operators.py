@@ -328,7 +328,7 @@ def test_weights_are_not_decoded_to_learn_sizes_and_packed_once_for_all_shapes(m
         numbers = np.clip(np.rint(x / scale) + zero, 0, 255)
         np.testing.assert_allclose(y, (numbers - zero) @ weights.astype(np.float64) * scale, rtol=1e-4, atol=1e-3)
     kept: list[dict[Any, int]] = []
-    for net in session._plans.values():
+    for net in session.plans.values():
         read = {access for step in net.plan.steps for access in step.operands.values()}
         buffers = {access.desc: net.plan.buffers[access.buffer] for access in read}
         kept.append({
