@@ -61,8 +61,9 @@ def run(
 ) -> None:
     """Compile and run a model, check it against PyTorch.
 
-    The model runs on seeded random inputs under each policy (default: optimal). The summary has run times, memory,
-    and which primitives, formats and reorders each policy uses. Exits with 1 if outputs differ from PyTorch's.
+    The model runs on its example inputs, or on seeded random ones, under each policy (default: optimal). The summary
+    has run times, memory, and which primitives, formats and reorders each policy uses. Exits with 1 if outputs differ
+    from PyTorch's.
     With --train, a step under naive, propagate and optimal, with the shares of reorders in forward, backward and
     parameters: fmtprop run torchvision.models:resnet18 --train --input 8x3x224x224
     """
