@@ -74,5 +74,8 @@ def test_the_model_may_view_the_result(sizes: tuple[int, ...]) -> None:
     query, key, value = (torch.randn(sizes).transpose(-2, -3).contiguous().transpose(-2, -3) for _ in range(3))
     if len(sizes) == 4:
         value = value[..., :8]
+    expected = attend(query, key, value)
+    if not expected.is_contiguous():
+        pytest.skip("this PyTorch gives the result in its query's order, of which no model can have this view")
     model, _ = compiled(lambda *args: attend(*args).view(-1))
-    torch.testing.assert_close(model(query, key, value), attend(query, key, value).view(-1))
+    torch.testing.assert_close(model(query, key, value), expected.view(-1))
