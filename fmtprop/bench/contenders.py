@@ -182,7 +182,7 @@ def race(
     examples = original.examples if inputs is None and isinstance(original, FlatModule) else inputs
     given = tuple(random_inputs(flat, seed) if examples is None else examples)
     with torch.inference_mode():
-        expected = tensors_of(original(*given))
+        expected = tensors_of(original(*(tensor.clone() for tensor in given)))
     del original
     with tempfile.TemporaryDirectory(prefix="fmtprop-bench-") as name:
         folder = Path(name)

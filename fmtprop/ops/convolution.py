@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: columns of an image with which kernels are nearly as fast as with more. 64 channels, windows of 3 x 3, one, two,
 #: three, four and eight columns: 0.3, 0.6, 0.7, 0.75 and 0.9 of the pace with 500 (AVX2, v3.2, one thread)
-_FULL_ROW = 8
+FULL_ROW = 8
 
 # ---------------------------------------------------------------- attributes
 
@@ -205,7 +205,7 @@ def _as_inner_product(attrs: Conv, descs: Natives, attr: NativeAttr) -> Lowering
 def _exchanged(attrs: Conv, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the convolution of images whose rows are the columns: kernels keep positions of a row in registers."""
     kernel, sizes = descs["weights"].dims[-2:], descs["dst"].dims[2:]
-    if len(sizes) != 2 or max(kernel) == 1 or sizes[1] >= min(sizes[0], _FULL_ROW):
+    if len(sizes) != 2 or max(kernel) == 1 or sizes[1] >= min(sizes[0], FULL_ROW):
         raise UnsupportedOpError(f"convolution: images of {sizes} are as fast as they are for a window of {kernel}")
     if not all(native.desc.dtype.is_floating for native in descs.values()):
         raise UnsupportedOpError("convolution of bytes: rules for its kernels know images as they are")

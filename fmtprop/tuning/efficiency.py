@@ -10,6 +10,7 @@ from math import prod
 
 from fmtprop.ir.facets import Linear
 from fmtprop.layout import MemoryDesc
+from fmtprop.ops.convolution import FULL_ROW
 from fmtprop.passes.target import AS_GRADIENT, EXCHANGED
 
 #: share of the peak that a family of implementations reaches, by the start of its name (the first that matches counts):
@@ -83,10 +84,9 @@ _HALF = (("brg", (0.4, 0.4)), ("jit", (1.2, 0.6)), ("grouped_convolution", (0.0,
 _HALF_BY_CALLS = 16.0
 
 
-#: positions of a row with which kernels of windows reach all of their speed, and a part of it: they keep positions of a
-#: row in registers. 64 channels and windows of 3 x 3, rows of one, two, three, four and eight positions: 0.3, 0.6, 0.7,
-#: 0.75 and 0.9 of the speed with 500 (AVX2, v3.2, one thread)
-_FULL_ROW, _PART_OF_ROW = 8, 3
+#: positions of a row with which kernels of windows reach half of the speed that long rows approach: with it, rows of
+#: one to four positions have the shares that are measured at `FULL_ROW`
+_HALF_ROW = 3
 
 #: prefix of the two kernels of a fused depthwise pair
 _FUSED = "ref_fused_convolution:any:"
@@ -171,9 +171,9 @@ def in_rows(impl: str, positions: int) -> float:
     >>> in_rows("jit:avx2", 2) < in_rows("jit:avx2", 8) == in_rows("gemm:jit", 2) == 1.0
     True
     """
-    if positions >= _FULL_ROW or not impl.startswith(("brg", "jit")):
+    if positions >= FULL_ROW or not impl.startswith(("brg", "jit")):
         return 1.0
-    return positions / (positions + _PART_OF_ROW) * (_FULL_ROW + _PART_OF_ROW) / _FULL_ROW
+    return positions / (positions + _HALF_ROW) * (FULL_ROW + _HALF_ROW) / FULL_ROW
 
 
 def in_steps(sequences: int, *, by_kernel: bool = False) -> float:

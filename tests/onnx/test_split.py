@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 import fmtprop as fp
@@ -156,3 +156,29 @@ def test_a_loop_of_a_computed_length_is_left_with_nothing_of_its_rounds_in_the_p
         assert_as_the_reference(session, made, {"x": number * np.ones((2, 2), np.float32)})
     (net,) = session.plans.values()
     assert not any(step.node.op == "binary" for step in net.plan.steps)
+
+
+def test_an_absent_optional_is_an_output_beside_those_of_the_last_nodes():
+    made = parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 18]>
+        g (float[2, 2] x) => (int64[2, k] y) <float[2, 2] w = {1, 2, 3, 4}> {
+            products = MatMul(x, w)
+            y = NonZero(products)
+        }""")
+    tensor = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [2])
+    made.graph.node.insert(0, helper.make_node("Optional", [], ["absent"], type=tensor))
+    made.graph.output.append(helper.make_value_info("absent", helper.make_optional_type_proto(tensor)))
+    session = fp.onnx.InferenceSession(made, **OPTIONS)
+    places, absent = session.run(None, {"x": np.float32([[1, 0], [0, 0]])})
+    assert (places.tolist(), absent, len(session.plans)) == ([[0, 0], [0, 1]], None, 1)
+
+
+def test_a_contradiction_among_the_first_nodes_is_told():
+    made = parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 18]>
+        g (float[2, 2] x) => (int64[2, k] y, int32[2, 2] z) <float[2, 2] w = {1, 2, 3, 4}> {
+            z = MatMul(x, w)
+            y = NonZero(z)
+        }""")
+    with pytest.raises(ImportModelError):
+        fp.onnx.InferenceSession(made, **OPTIONS)

@@ -156,7 +156,9 @@ def head_of(
             if rest is None:
                 _check_outputs(outputs, program)
                 return _imported(program, recording, inputs, outputs), None
-            return _split(program, recording, inputs, {n: made for n, made in outputs if made is not None}, rest)
+            own = [(name, made) for name, made in outputs if name not in rest.made]
+            _check_outputs([pair for pair in own if pair[1] is not None], program)
+            return _split(program, recording, inputs, dict(own), rest)
     except ImportModelError:
         raise
     except FmtpropError as error:  # an attribute that PyTorch lets pass on tensors without data

@@ -24,14 +24,15 @@ class Rest:
         self.steps: list[NodeStep] = []
         #: values of other nodes that they read, by name
         self.read: dict[str, Any] = {}
-        self._made: set[str] = set()
+        #: the names of their results
+        self.made: set[str] = set()
 
     def depends(self, step: NodeStep) -> bool:
         """Return whether a node reads a result of these nodes."""
-        return not self._made.isdisjoint(reads(step))
+        return not self.made.isdisjoint(reads(step))
 
     def add(self, step: NodeStep, values: Mapping[str, Any]) -> None:
         """Add a node; `values` has all that the other nodes before it have made."""
         self.steps.append(step)
-        self._made |= set(step.outputs)
+        self.made |= set(step.outputs)
         self.read |= {name: values[name] for name in reads(step) if name in values}
