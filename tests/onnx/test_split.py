@@ -182,3 +182,19 @@ def test_a_contradiction_among_the_first_nodes_is_told():
         }""")
     with pytest.raises(ImportModelError):
         fp.onnx.InferenceSession(made, **OPTIONS)
+
+
+def test_a_node_that_leaves_out_an_operand_reads_no_result_that_another_leaves_out(caplog):
+    made = parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 18]>
+        g (float[4] v, float[2, 2] x) => (float[k] few, float[2, 2] y) <float[2, 2] w = {1, 2, 3, 4}, float one = {1}> {
+            few = Unique(v)
+            products = MatMul(x, w)
+            y = Clip(products, , one)
+        }""")
+    made.graph.node[0].output.extend(["", "", "counts"])
+    session = fp.onnx.InferenceSession(made, **OPTIONS)
+    feed = {"v": np.float32([2, 1, 2, 1]), "x": np.float32([[1, 0], [0, 1]])}
+    few, y = session.run(None, feed)  # ONNX's reference takes the results without names for the operand
+    assert (few.tolist(), y.tolist()) == ([1, 2], [[1, 1], [1, 1]])
+    assert "the last 1 of 3 nodes" in caplog.text

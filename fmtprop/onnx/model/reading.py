@@ -119,13 +119,14 @@ def _share_opset(model: onnx.ModelProto) -> None:
     for function in model.functions:
         for opset in function.opset_import:
             names = {node.op_type for node in _nodes(function.node) if node.domain in ("", "ai.onnx")}
-            if opset.domain in ("", "ai.onnx") and all(
-                onnx.defs.has(name)
-                and onnx.defs.get_schema(name, opset.version).since_version
-                == onnx.defs.get_schema(name, version).since_version
-                for name in names
-            ):
+            same = all(_since(name, opset.version) == _since(name, version) for name in names)
+            if opset.domain in ("", "ai.onnx") and same:
                 opset.version = version
+
+
+def _since(name: str, opset: int) -> int:
+    """Return the opset of an operator's definition in an opset; 0 if it has none there."""
+    return int(onnx.defs.get_schema(name, opset).since_version) if onnx.defs.has(name, opset) else 0
 
 
 def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:

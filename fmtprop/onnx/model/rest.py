@@ -34,5 +34,5 @@ class Rest:
     def add(self, step: NodeStep, values: Mapping[str, Any]) -> None:
         """Add a node; `values` has all that the other nodes before it have made."""
         self.steps.append(step)
-        self.made |= set(step.outputs)
+        self.made |= set(filter(None, step.outputs))  # an output that is left out has no name
         self.read |= {name: values[name] for name in reads(step) if name in values}

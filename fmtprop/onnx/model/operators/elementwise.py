@@ -76,6 +76,7 @@ def _bit_shift_64(x: Tensor, y: Tensor, direction: str) -> Tensor:
 
 
 def _sign(x: Tensor) -> Tensor:
+    """Return the signs, NaN for NaN, where PyTorch's function gives 0."""
     return torch.where(x != x, x, torch.sign(x)) if x.is_floating_point() else torch.sign(x)
 
 
