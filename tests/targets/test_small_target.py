@@ -190,7 +190,8 @@ def test_an_error_of_its_own_names_the_node(graph: Graph, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def registered(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    """Know the target, and nothing of how long its steps took in other tests: that would decide who runs them."""
     monkeypatch.setattr(registry, "_TARGETS", dict(registry._TARGETS))
     registry.register(SmallTarget)
 
