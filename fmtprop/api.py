@@ -193,7 +193,8 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         Axes of a module's inputs that may change, as in ``torch.export.export``. Each shape is planned at its first
         use. Not required for an exported program with dynamic shapes.
     max_shapes : int
-        Number of plans that are kept for a model with dynamic shapes; the least recently used plan is dropped first.
+        Number of plans that are kept for a model with dynamic shapes. With so many, PyTorch runs another shape until
+        its third call; then it takes the place of the least recently used plan.
     buckets : mapping of str to mapping of int to sequence of int, optional
         With ``dynamic_shapes``, sizes by input and axis, such as ``{"tokens": {1: (64, 256)}}``. A call is padded with
         zeros to the next larger size, and its results are cut, so that few plans serve many sizes. The first padded

@@ -9,13 +9,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.export import ExportedProgram
-from torch.export.graph_signature import TensorArgument
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
 from fmtprop.capture.example_of_one import with_small
 from fmtprop.capture.examples import check_examples
@@ -126,14 +126,59 @@ class Exported:
         Result: its constants share memory with the program, so graphs of all sizes share them. Raises InputError if the
         model was not exported for these sizes.
         """
-        sizes = Sizes(self.program)
-        if self.of_small is not None and (small := sizes.small(given)):
-            sizes.check(given, branches=False)
-            return self.of_small(small).graph(given)
+        program = self.of(given)
         with exporting():
-            program = specialised(self.program, given)
-            self._check_branches(given)
-            return self.imported(program)
+            return self.imported(specialised(program.program, given))
+
+    def of(self, given: Sequence[torch.Tensor]) -> Exported:
+        """Return the program for the sizes of some inputs; InputError if the model was not exported for them."""
+        small = self.of_small is not None and self._sizes.small(given)
+        self._sizes.check(given, branches=not small)
+        if self.of_small is not None and small:
+            return self.of_small(small).of(given)
+        self._check_branches(given)
+        return self
+
+    @cached_property
+    def gives_tensors(self) -> bool:
+        """Whether all results are tensors or the same in each call, so that :meth:`run` can compute them."""
+        recorded = {node.name: node.meta.get("val") for node in self.program.graph.nodes}
+        for spec in self.program.graph_signature.output_specs:
+            value = recorded.get(spec.arg.name) if isinstance(spec.arg, TensorArgument) else None
+            is_known = isinstance(value, torch.Tensor) or isinstance(spec.arg, ConstantArgument)
+            if not is_known or spec.kind is not OutputKind.USER_OUTPUT:
+                return False
+        return True
+
+    def run(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the program by PyTorch's operators; results share no memory with others, inputs or weights.
+
+        Only where results are tensors, and :meth:`of` has returned it for these sizes.
+        """
+        program, tensors = self.program, iter(given)
+        state = {**program.constants, **program.state_dict}
+        operands = [
+            state[str(spec.target)]
+            if spec.kind is not InputKind.USER_INPUT
+            else next(tensors)
+            if isinstance(spec.arg, TensorArgument)
+            else spec.arg.value
+            for spec in program.graph_signature.input_specs
+        ]
+        with torch.no_grad():
+            results = fx.Interpreter(program.graph_module).run(*operands, enable_io_processing=False)
+        taken = {operand.untyped_storage().data_ptr() for operand in operands if isinstance(operand, torch.Tensor)}
+        owned = []
+        for result in results:
+            if isinstance(result, torch.Tensor):
+                place = result.untyped_storage().data_ptr()
+                owned.append(result.clone() if place in taken else result.detach())
+                taken.add(place)
+        return owned
+
+    @cached_property
+    def _sizes(self) -> Sizes:
+        return Sizes(self.program)
 
     def _check_branches(self, given: Sequence[torch.Tensor]) -> None:
         if self.guards is None:

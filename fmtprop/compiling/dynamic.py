@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ from fmtprop.errors import InputError
 from fmtprop.ir.structure import flatten_arguments, restructure
 from fmtprop.runtime.agreement import relative_error
 from fmtprop.runtime.arenas import GROWTH, Arenas
+from fmtprop.runtime.threads import running_with
 from fmtprop.system import collector
 
 if TYPE_CHECKING:
@@ -41,7 +44,8 @@ class DynamicModel(Serving, Saveable):
         How to compile. Plans are run against each other for the first shape alone. A similar shape takes the choices of
         a planned one, any other shape the cheapest plan by cost, so that a new shape does not take long.
     max_shapes : int
-        Plans that are kept. The plan that was used longest ago goes first.
+        Plans that are kept. With so many, PyTorch runs another shape until its third call; then it takes the place of
+        the plan that was used longest ago (at its first call with ``deterministic=True``, codes for weights, `out`).
     buckets : mapping of str to mapping of int to sequence of int, optional
         Sizes that calls are padded to, by input and axis.
     nets : sequence of CompiledModel
@@ -182,6 +186,8 @@ class DynamicModel(Serving, Saveable):
         inputs = flatten_arguments(self._structure, args, kwargs)
         padding = self._padding(inputs)
         if padding is None:
+            if out is None and self._is_rare(inputs):
+                return restructure(self._structure, self._in_pytorch(inputs, threads))
             net = self.plan_flat(inputs)
             return restructure(net.graph.structure, net._executor.run(inputs, out, threads))
         padded = padding.pad(inputs)
@@ -190,6 +196,20 @@ class DynamicModel(Serving, Saveable):
         if padding.inputs not in self._agreed:
             self._compare(inputs, results, padding)
         return restructure(net.graph.structure, results)
+
+    def _is_rare(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Return whether PyTorch is to run a call, since plans of other shapes take all places."""
+        if self.options.plans_all or (key := _key(inputs)) in self._plans or not self._plans.is_full:
+            return False
+        return self._program().exported.gives_tensors and self._plans.is_rare(key)
+
+    def _in_pytorch(self, inputs: Sequence[torch.Tensor], threads: int | None) -> list[torch.Tensor]:
+        program = self._program().exported.of(inputs)
+        start = time.perf_counter()
+        with nullcontext() if threads is None else running_with(threads):
+            results = program.run(inputs)
+        self._plans.note_run(time.perf_counter() - start)
+        return results
 
     @cached_property
     def _buckets(self) -> Buckets | None:

@@ -154,6 +154,11 @@ class Options:
         return ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
 
     @property
+    def plans_all(self) -> bool:
+        """Whether each shape gets a plan at its first call: PyTorch would compute with other numbers."""
+        return bool(self.codes) or self.deterministic
+
+    @property
     def recorded_costs(self) -> str:
         """The source of the same costs in a report, which times nothing for them."""
         if self.deterministic:

@@ -1,10 +1,11 @@
-"""Plans by key: each is made at its first use, and the one that was used longest ago goes first."""
+"""Plans by key: which keys get one, and when; the one that was used longest ago goes first."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from fmtprop.errors import OptionError
 from fmtprop.system.locks import ProcessLock
@@ -12,17 +13,27 @@ from fmtprop.system.locks import ProcessLock
 Key = TypeVar("Key", bound=Hashable)
 Plan = TypeVar("Plan")
 
+#: calls of a shape before it takes the place of another one's plan: a plan costs ten calls of PyTorch and more, and of
+#: sizes that are all different (lines of text, sentences) most never come again
+CALLS_FOR_PLAN: Final = 3
+
+#: keys whose calls are counted: some hundred kilobytes
+_MOST_COUNTED: Final = 1024
+
 
 class Plans(Generic[Key, Plan]):
     """The plans of a model for several shapes; any number of threads may ask for one.
 
-    `most`: plans that are kept: users know it as ``max_shapes``.
+    `most`: plans that are kept: users know it as ``max_shapes``. As long as there is room, a key gets a plan at its
+    first call. Then it takes another one's place at its third call; until then it is rare, and its caller runs PyTorch.
 
     >>> plans = Plans(most=2)
     >>> [plans.get(key, lambda key=key: key * 10) for key in (1, 2, 1, 3)]
     [10, 20, 10, 30]
     >>> list(plans)
     [1, 3]
+    >>> [plans.is_rare(4) for _ in range(3)]
+    [True, True, False]
     """
 
     def __init__(self, most: int) -> None:
@@ -31,6 +42,10 @@ class Plans(Generic[Key, Plan]):
         self.most = most
         self._known: OrderedDict[Key, Plan] = OrderedDict()
         self._making = ProcessLock()
+        #: calls with keys that have no plan
+        self._unplanned: Counter[Key] = Counter()
+        #: what the last plan took to be made; and whether PyTorch's run of a rare key once took longer
+        self._seconds, self._is_dear = 0.0, False
 
     def __iter__(self) -> Iterator[Key]:
         """Yield the keys, the one that was used last at the end."""
@@ -60,6 +75,32 @@ class Plans(Generic[Key, Plan]):
                 return plan  # another thread's new plan has just taken its place
         return plan
 
+    @property
+    def is_full(self) -> bool:
+        """Whether another plan takes the place of one."""
+        return len(self._known) >= self.most
+
+    @property
+    def rare(self) -> int:
+        """The number of keys that were called and have no plan yet."""
+        return len(self._unplanned)
+
+    def is_rare(self, key: Key) -> bool:
+        """Count a call of a key without a plan; return whether it is to be run without one."""
+        if not self.is_full or self._is_dear:
+            return False
+        if len(self._unplanned) >= _MOST_COUNTED:
+            self._unplanned.clear()
+        self._unplanned[key] += 1
+        if self._unplanned[key] < CALLS_FOR_PLAN:
+            return True
+        del self._unplanned[key]
+        return False
+
+    def note_run(self, seconds: float) -> None:
+        """Take note of a run without a plan: where these take as long as a plan, every key gets one from now on."""
+        self._is_dear = self._is_dear or seconds > self._seconds
+
     def get(self, key: Key, make: Callable[[], Plan], is_valid: Callable[[Plan], bool] = lambda plan: True) -> Plan:
         """Return the plan of a key; it is made if there is none, or none that is valid."""
         plan = self.known(key)
@@ -68,7 +109,9 @@ class Plans(Generic[Key, Plan]):
         with self._making.current:
             plan = self.known(key)
             if plan is None or not is_valid(plan):  # else another thread has made it
+                start = time.perf_counter()
                 plan = self._known[key] = make()
+                self._seconds = time.perf_counter() - start
                 self._known.move_to_end(key)
                 while len(self._known) > self.most:
                     self._known.popitem(last=False)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter, is_, itemgetter
@@ -23,7 +22,7 @@ from fmtprop.capture.fx_import import placeholders
 from fmtprop.capture.specialise import specialised_module
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
-from fmtprop.compiling.plans import Plans
+from fmtprop.compiling.plans import CALLS_FOR_PLAN, Plans
 from fmtprop.compiling.shapes import Shapes
 from fmtprop.compiling.turns import compare
 from fmtprop.dynamo import artifacts
@@ -117,11 +116,8 @@ def _shared(weights: Sequence[torch.Tensor], computation: Hashable) -> _WatchedS
 
 _LOG = logging.getLogger(__name__)
 
-#: plans that a region keeps, one for each shape; the one that was used longest ago goes first
+#: plans that a region keeps, one for each shape
 MOST_PLANS = 8
-
-#: shapes that are planned at their first call; after them, calls until a shape is; shapes of which calls are counted
-_FIRST_SHAPES, _CALLS_FOR_PLAN, _MOST_COUNTED = 4, 3, 1024
 
 #: times that a plan is made anew because weights changed, before PyTorch runs the graph: packing them pays no more
 _MOST_CHANGES = 8
@@ -194,8 +190,6 @@ class Region:
         self._shapes: _WatchedShapes | None = None
         #: the plan of a graph of fixed sizes
         self._only: _Plan | None = None
-        #: calls with shapes that have no plan
-        self._unplanned: Counter[object] = Counter()
         self._changes = 0
         #: of each comparison, whether the plan was clearly faster than a long call of PyTorch
         self._clear: list[bool] = []
@@ -204,8 +198,8 @@ class Region:
     def outcomes(self) -> list[Ready]:
         """The executor of the graph for each shape so far."""
         outcomes = [plan.outcome for plan in self._plans.values()] or [Ready(None, "it was never called")]
-        rare = len(self._unplanned)
-        reason = f"{rare} shapes were met less than {_CALLS_FOR_PLAN} times after the first {_FIRST_SHAPES} shapes"
+        rare = self._plans.rare
+        reason = f"{rare} shapes were met less than {CALLS_FOR_PLAN} times after the first {MOST_PLANS} shapes"
         return [*outcomes, Ready(None, reason)] if rare else outcomes
 
     def __call__(self, args: Sequence[Any]) -> Sequence[Any]:
@@ -217,23 +211,11 @@ class Region:
                 return only.run(args)
         key = self._key(args) if self._symbolic else ()
         plan = self._plans.known(key)
-        if plan is None and self._is_rare(key):
+        if plan is None and not self.options.plans_all and self._plans.is_rare(key):
             return self._run_eager(args)
         if plan is None or plan.is_stale(self._weights(args)):
             plan = self._plan(key, args)
         return plan.run(args)
-
-    def _is_rare(self, key: object) -> bool:
-        """Return whether this shape is one of many, and was used too rarely for a plan."""
-        if len(self._plans) < _FIRST_SHAPES or self.options.codes:
-            return False  # with codes for weights, PyTorch would compute with other numbers
-        if len(self._unplanned) > _MOST_COUNTED:
-            self._unplanned.clear()
-        self._unplanned[key] += 1
-        if self._unplanned[key] < _CALLS_FOR_PLAN:
-            return True
-        del self._unplanned[key]
-        return False
 
     def _key(self, args: Sequence[Any]) -> object:
         """Return a key that differs between calls with different shapes."""

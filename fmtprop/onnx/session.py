@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -76,7 +77,9 @@ class ModelMetadata:
 class InferenceSession:
     """An ONNX model that is run by names.
 
-    A plan is made for each set of shapes, and the last 8 are kept. If a scalar input (a whole number, a boolean)
+    A plan is made for each set of shapes, and the last 8 are kept. With so many, another shape runs node by node in
+    PyTorch until its third run, when it takes a plan's place (not with ``deterministic=True``, nor a model with weights
+    in bytes, which PyTorch multiplies slowly). If a scalar input (a whole number, a boolean)
     decides which branch is taken or how often a loop runs, there is a plan for each of its values, of those nodes
     alone; with more than `max_shapes` values, it is an input like others. Nodes that a plan cannot express (shapes
     that depend on data, sequences, strings), and those that read their results, run node by node in PyTorch behind the
@@ -95,7 +98,8 @@ class InferenceSession:
     provider_options : sequence of mapping, optional
         Ignored.
     max_shapes : int
-        Plans that are kept, one per combination of input shapes; the one that was used longest ago goes first.
+        Plans that are kept, one per combination of input shapes; the one that was used longest ago goes first, at the
+        third run of a shape without one.
     shapes : mapping of str to sequence, optional
         Shapes that are planned when the session is made: sizes by input, each a number or a range, such as
         ``{"x": (1, 3, 48, (320, 640, 32))}``: from 320 to 640 in steps of 32.
@@ -153,6 +157,8 @@ class InferenceSession:
         self._options = Options(**{name: value for name, value in options.items() if value is not None})
         self._plans: Plans[_Case, _CasePlan] = Plans(max_shapes)
         self._max_shapes = max_shapes
+        #: whether no shape may run without a plan: PyTorch has no fast products of bytes
+        self._plans_all = self._options.plans_all or any(map(_has_bytes, self._program.body.constants.values()))
         #: names of the inputs that decide which nodes run, and the values that they had
         self._deciding = deciding_inputs(self._program)
         self._decided: set[_Case] = set()
@@ -283,7 +289,9 @@ class InferenceSession:
         ready = self._planned(values)
         bound = {} if binding is None else binding.outputs
         if ready is None:
+            start = time.perf_counter()
             results = self._by_node(self._program.run, values, values, before)
+            self._plans.note_run(time.perf_counter() - start)
             return [
                 written(result, bound.get(arg.name), arg) for result, arg in zip(results, self._outputs, strict=True)
             ]
@@ -328,7 +336,12 @@ class InferenceSession:
             if not isinstance(value := values[arg.name], torch.Tensor):
                 return None
             shapes.append(tuple(value.shape))
-        return self._plan(tuple(shapes), self._fixed(values))
+        fixed = self._fixed(values)
+        case = (*shapes, *_values_of(fixed))
+        if case not in self._plans and not self._plans_all and self._plans.is_rare(case):
+            _LOG.info("%s runs node by node for shapes %s, which are rare", self._program.name, shapes)
+            return None
+        return self._plan(tuple(shapes), fixed)
 
     def _fixed(self, values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return the inputs that decide which nodes run, if they do not have another value in each call."""
@@ -408,6 +421,11 @@ class InferenceSession:
             raise InputError(f"input {missing[0]} is missing; the model's inputs are {', '.join(readers)}")
         values = {name: read(feed[name]) for name, read in readers.items()}
         return values if not weights else {**values, **{name: value_of(feed[name], None) for name in weights}}
+
+
+def _has_bytes(weight: Any) -> bool:
+    """Return whether a constant is a matrix of bytes, which a product reads."""
+    return isinstance(weight, torch.Tensor) and weight.ndim > 1 and weight.dtype in (torch.int8, torch.uint8)
 
 
 def _values_of(fixed: Mapping[str, torch.Tensor]) -> _Case:

@@ -143,10 +143,50 @@ def test_a_notebook_shows_all_shapes_and_the_plan_used_last() -> None:
 
 def test_plans_are_bounded_and_the_one_used_longest_ago_goes() -> None:
     _, net = _compiled(max_shapes=2)
-    for batch in (1, 2, 3):
+    for batch in (1, 2, 3, 3, 3):
         x, scale = _call(batch, 8)
         net(x, scale=scale)
     assert [shapes[0][0] for shapes in net.shapes] == [2, 3]
+
+
+class Several(nn.Module):
+    """Results of all kinds: nested, views, an input, a buffer, nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("b", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> dict[str, object]:
+        y = self.linear(x)
+        return {"y": [y, y.t()], "x": x, "row": x[:1], "b": self.b, "no": None, "all": y.mean().expand(3)}
+
+
+@pytest.mark.parametrize("is_small", [False, True])
+def test_pytorch_runs_a_rare_shape_until_its_third_call(is_small: bool) -> None:
+    model = Several().eval()
+    net = fp.compile(model, torch.ones(4, 8), dynamic_shapes=({0: Dim("n", max=9)},), tune="model", max_shapes=1)
+    x = torch.randn(1 if is_small else 5, 8)
+    for call in range(3):
+        got, expected = net(x), model(x)
+        torch.testing.assert_close(got, expected)
+        tensors = [*got.pop("y"), *filter(torch.is_tensor, got.values())]
+        assert len({x.data_ptr(), model.b.data_ptr(), *(t.data_ptr() for t in tensors)}) >= len(tensors) + 1
+        assert not any(t.requires_grad for t in tensors)
+        assert net.shapes == ([((4, 8),)] if call < 2 else [(tuple(x.shape),)])
+    with pytest.raises(InputError, match="exported for 0 to 9"):
+        net(torch.ones(10, 8))
+
+
+def test_a_size_among_the_results_is_planned_at_once() -> None:
+    class Counted(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+            return x.relu(), x.shape[0]
+
+    net = fp.compile(Counted(), torch.ones(4, 8), dynamic_shapes=({0: Dim("n", max=9)},), tune="model", max_shapes=1)
+    x = torch.randn(5, 8)
+    got, count = net(x)
+    assert torch.equal(got, x.relu()) and count == 5 and net.shapes == [((5, 8),)]
 
 
 def test_shapes_share_packed_weights() -> None:

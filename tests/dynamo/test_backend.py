@@ -360,7 +360,7 @@ def test_each_shape_has_a_plan_of_its_own(monkeypatch):
         for batch in (2, 3, 4, 3, 2):
             assert_alike(model, run, image(batch))
     (one,) = regions
-    assert len(one.outcomes) == 2
+    assert [outcome.net is not None for outcome in one.outcomes] == [True, True, False]  # the last tells of rare ones
 
 
 @pytest.mark.usefixtures("always")
@@ -371,9 +371,22 @@ def test_the_plan_that_was_used_longest_ago_goes_first(monkeypatch):
     monkeypatch.setattr(region, "compile_graph", lambda *given, **shapes: made.append(1) or plain(*given, **shapes))
     run, _ = compiled(lambda x: torch.relu(x) @ x.t(), dynamic=True)
     with torch.no_grad():
-        for rows in (2, 3, 2, 4, 2):
+        for rows in (2, 3, 2, 4, 4, 4, 2):
             run(torch.randn(rows, 8))
     assert len(made) == 3  # that of two rows was kept
+
+
+@pytest.mark.usefixtures("always")
+def test_rare_shapes_run_in_pytorch(monkeypatch):
+    monkeypatch.setattr(region, "MOST_PLANS", 4)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    run, regions = compiled(model, dynamic=True)
+    with torch.no_grad():
+        for rows in (*range(2, 12), 11, 11):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(run(x), model(x))
+    assert [shapes[-1] for shapes in regions[0]._plans] == [(3, 8), (4, 8), (5, 8), (11, 8)]  # 11 was met three times
+    assert "5 shapes were met less than 3 times" in regions[0].outcomes[-1].reason
 
 
 @pytest.mark.usefixtures("always")

@@ -315,17 +315,6 @@ def test_random_numbers_are_drawn_by_pytorch_in_their_order():
     assert plans(regions) > 0
 
 
-def test_rare_shapes_run_in_pytorch():
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-    run, regions = compiled(model, dynamic=True)
-    with torch.no_grad():
-        for rows in (*range(2, 12), 11, 11):
-            x = torch.randn(rows, 8)
-            torch.testing.assert_close(run(x), model(x))
-    assert plans(regions) == region._FIRST_SHAPES + 1  # the last was met three times
-    assert "5 shapes were met less than 3 times" in regions[0].outcomes[-1].reason
-
-
 def test_a_graph_that_only_writes_gets_sizes_that_no_call_reads():
     def step(x: torch.Tensor) -> torch.Tensor:
         return x.add_(0.5)

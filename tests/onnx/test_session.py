@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import time
 
 import numpy as np
 import onnx
@@ -111,9 +112,42 @@ def test_options_that_are_none_are_the_default():
 
 def test_few_plans_are_kept():
     made = session(DYNAMIC)
-    for n in range(1, 11):
+    for n in (*range(1, 11), 10, 10):
         made.run(None, {"x": np.zeros((n, 2), np.float32), "extra": np.arange(1)})
-    assert [shapes[0][0] for shapes in made.plans] == list(range(3, 11))
+    assert [shapes[0][0] for shapes in made.plans] == [*range(2, 9), 10]  # 9 was run once
+
+
+def test_a_shape_takes_a_place_at_its_third_run():
+    made = session(DYNAMIC, max_shapes=2)
+    for n in (1, 2, 3, 1, 3):
+        x = np.float32(np.random.default_rng(n).standard_normal((n, 2)))
+        assert made.run(["y"], {"x": x, "extra": np.arange(1)})[0].tolist() == np.maximum(x, 0).tolist()
+    assert [shapes[0][0] for shapes in made.plans] == [2, 1] and made.reason is None
+    x = np.float32([[-1, 2]] * 3)
+    assert made.run(["y"], {"x": x, "extra": np.arange(1)})[0].tolist() == [[0, 2]] * 3
+    assert [shapes[0][0] for shapes in made.plans] == [1, 3]
+
+
+def test_rare_shapes_have_plans_where_pytorch_takes_longer(monkeypatch):
+    made = session(DYNAMIC, max_shapes=1)
+    plain = made._program.run
+    monkeypatch.setattr(made._program, "run", lambda values: time.sleep(2) or plain(values))
+    for n in (1, 2, 3):
+        made.run(None, {"x": np.zeros((n, 2), np.float32), "extra": np.arange(1)})
+    assert [shapes[0][0] for shapes in made.plans] == [3]  # 2 was run by PyTorch
+
+
+@pytest.mark.parametrize("text", ["deterministic", "bytes"])
+def test_each_shape_has_a_plan_where_pytorch_computes_otherwise(text):
+    weights = """<ir_version: 8, opset_import: ["" : 17]>
+        g (uint8[n, 4] x) => (int32[n, 2] y) <int8[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}> { y = MatMulInteger(x, w) }"""
+    relu = """<ir_version: 8, opset_import: ["" : 17]> g (uint8[n, 4] x) => (float[n, 4] y) { z = Cast<to=1>(x)
+        y = Relu(z) }"""
+    options = {"deterministic": True, "tune": None} if text == "deterministic" else {}
+    made = session(relu if options else weights, max_shapes=1, **options)
+    for n in (1, 2):
+        made.run(None, {"x": np.ones((n, 4), np.uint8)})
+    assert list(made.plans) == [((2, 4),)]
 
 
 def test_what_no_plan_can_hold_runs_node_by_node():
@@ -268,7 +302,7 @@ def test_options_that_do_not_exist_are_named():
 
 def test_the_plan_used_longest_ago_goes_first():
     made = session(DYNAMIC, max_shapes=1)
-    for n in (1, 3):
+    for n in (1, 3, 3, 3):
         made.run(None, {"x": np.zeros((n, 2), np.float32), "extra": np.arange(n)})
     assert list(made.plans) == [((3, 2), (3,))]
 
