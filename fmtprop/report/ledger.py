@@ -31,6 +31,7 @@ from fmtprop.report.counterfactual import (
 from fmtprop.report.words import bytes_text, time_text
 from fmtprop.runtime.plan import Step
 from fmtprop.store import Store
+from fmtprop.targets.reference import REFERENCE
 from fmtprop.targets.registry import provider
 from fmtprop.tuning.peaks import peaks
 
@@ -332,8 +333,7 @@ class _Clerk:
             return "view"
         if not is_avoidable and not all(self._can_read(reader, src) for reader in readers):
             sides = [storage(self._graph, producer).node, *(reader.rpartition(".")[0] for reader in readers)]
-            is_call = any(opdef(self._graph.node(name).op).category is Category.HOST for name in sides)
-            return "PyTorch" if is_call else "missing implementation"
+            return "PyTorch" if any(map(is_by_pytorch, map(self._graph.node, sides))) else "missing implementation"
         if verdict == FORCED:  # kernels read the format, so a view of the tensor does not
             return "view"
         race = self._net.race
@@ -382,6 +382,11 @@ def _producer(graph: Graph, value: Value) -> Value:
     while is_reorder(graph.node(value.node)):
         value = graph.inputs(value.node)["src"]
     return value
+
+
+def is_by_pytorch(node: Node) -> bool:
+    """Return whether PyTorch runs a node, as it has to or since the target has no implementation of it."""
+    return opdef(node.op).category is Category.HOST or (node.choice is not None and node.choice.target == REFERENCE)
 
 
 def _readers(graph: Graph, node: Node) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from fmtprop.ir.node import Value
 from fmtprop.passes.optimal import OptimalFormats
 from fmtprop.passes.target import Setting
 from fmtprop.report.counterfactual import FORCED, PAYS, UNCERTAIN, WASTED, Counterfactual, Rivals, is_reorder
-from fmtprop.report.ledger import CAUSES, KINDS, module_of, rows_of_run, totals
+from fmtprop.report.ledger import CAUSES, KINDS, is_by_pytorch, module_of, rows_of_run, totals
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.tuning import costs_for
 from fmtprop.verbose import parse_line
@@ -221,6 +221,12 @@ def test_a_call_of_pytorch_is_a_cause():
     rows = ledger(Sums().eval(), torch.randn(1, 16, 40, 40), policy="propagate").reorders
     found = {row.cause for row in rows if row.kind == "layout" and row.counterfactual.verdict != WASTED}
     assert "PyTorch" in found and found <= {"PyTorch", "view"}
+
+
+def test_an_op_without_an_implementation_is_run_by_pytorch():
+    double = fp.compile(nn.ReLU(), torch.ones(3, dtype=torch.float64), tune="model")  # oneDNN has no f64
+    single = fp.compile(nn.ReLU(), torch.ones(3), tune="model")
+    assert [[is_by_pytorch(step.node) for step in net.plan.steps] for net in (double, single)] == [[True], [False]]
 
 
 class Repeated(nn.Module):
