@@ -44,8 +44,8 @@ class Plans(Generic[Key, Plan]):
         self._making = ProcessLock()
         #: calls with keys that have no plan
         self._unplanned: Counter[Key] = Counter()
-        #: what the last plan took to be made; and whether PyTorch's run of a rare key once took longer
-        self._seconds, self._is_dear = 0.0, False
+        #: what the last plan took to be made, if one was made; and whether PyTorch's run of a rare key once took longer
+        self._seconds, self._is_dear = float("inf"), False
 
     def __iter__(self) -> Iterator[Key]:
         """Yield the keys, the one that was used last at the end."""
@@ -59,7 +59,8 @@ class Plans(Generic[Key, Plan]):
 
     def add(self, key: Key, plan: Plan) -> None:
         """Keep a plan that was made elsewhere."""
-        self.get(key, lambda: plan)
+        with self._making.current:
+            self._keep(key, plan)
 
     def values(self) -> list[Plan]:
         """Return the plans, the one that was used last at the end."""
@@ -94,7 +95,7 @@ class Plans(Generic[Key, Plan]):
         self._unplanned[key] += 1
         if self._unplanned[key] < CALLS_FOR_PLAN:
             return True
-        del self._unplanned[key]
+        self._unplanned.pop(key, None)  # another thread may have met it too
         return False
 
     def note_run(self, seconds: float) -> None:
@@ -110,9 +111,13 @@ class Plans(Generic[Key, Plan]):
             plan = self.known(key)
             if plan is None or not is_valid(plan):  # else another thread has made it
                 start = time.perf_counter()
-                plan = self._known[key] = make()
+                plan = make()
                 self._seconds = time.perf_counter() - start
-                self._known.move_to_end(key)
-                while len(self._known) > self.most:
-                    self._known.popitem(last=False)
+                self._keep(key, plan)
         return plan
+
+    def _keep(self, key: Key, plan: Plan) -> None:
+        self._known[key] = plan
+        self._known.move_to_end(key)
+        while len(self._known) > self.most:
+            self._known.popitem(last=False)
