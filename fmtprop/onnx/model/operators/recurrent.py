@@ -12,11 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fmtprop.onnx.model.operators.attributes import passed_to
+from fmtprop.onnx.model.operators.values import data, is_known
 
 _Activation = Callable[[Tensor], Tensor]
 
 #: matrices of one or two directions, a tensor or several
 Matrices = Tensor | Sequence[Tensor]
+
+#: name -> number of directions
+DIRECTIONS: Final = {"forward": 1, "reverse": 1, "bidirectional": 2}
 
 #: numbers -> whole numbers and their scale
 Rounded = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -159,9 +163,7 @@ def _run(
     direction: str,
     layout: int,
 ) -> tuple[Tensor, ...]:
-    if direction not in ("forward", "reverse", "bidirectional"):
-        raise ValueError(f"direction {direction!r} is none of forward, reverse and bidirectional")
-    count = 2 if direction == "bidirectional" else 1
+    count = DIRECTIONS[direction]
     each = len(functions) // count
     hidden = r[0].shape[-1]
     if layout:
@@ -187,6 +189,72 @@ def _reordered(weights: Tensor, order: Sequence[int]) -> Tensor:
     return torch.cat([parts[gate] for gate in order])
 
 
+def _whole(
+    kind: str,
+    order: Sequence[int],
+    x: Tensor,
+    w: Matrices,
+    r: Matrices,
+    b: Tensor | None,
+    initial: Sequence[Tensor],
+) -> tuple[Tensor, ...]:
+    """Return the result of PyTorch's own recurrent network: states (time, batch, directions * hidden), and the last."""
+    weights: list[Tensor] = []
+    for k in range(len(w)):
+        weights += [_reordered(w[k], order), _reordered(r[k], order)]
+        if b is not None:
+            weights += [_reordered(half, order) for half in b[k].chunk(2)]
+    state: Any = list(initial) if kind == "lstm" else initial[0]
+    function = getattr(torch, kind)
+    return function(x, state, weights, b is not None, 1, 0.0, False, len(w) == 2, False)  # type: ignore[no-any-return]
+
+
+#: what is added to a gate of a frozen step: beyond what a sigmoid tells from 0 and 1, and within 16-bit floats
+_FROZEN = 1e4
+
+
+def _one_way(
+    kind: str,
+    order: Sequence[int],
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None,
+    lengths: Tensor | None,
+    initial: Sequence[Tensor],
+    *,
+    is_reverse: bool,
+    wanted: int,
+) -> tuple[Tensor, ...]:
+    """Return the states of one direction, (time, batch, hidden), and the last of each sequence.
+
+    A network that begins at the end is one that begins at the start of reversed sequences. The last hidden state is
+    that of the last step of a sequence. Nothing gives its cell but steps behind it that keep it: their input gate is 0
+    and their forget gate 1, by one more column of the input, which is 1 there.
+    """
+    run = partial(_whole, kind, order)
+    held = None if b is None else b[None]
+    if lengths is None:
+        y, *final = run(x.flip(0) if is_reverse else x, w[None], r[None], held, initial)
+        return y.flip(0) if is_reverse else y, *final
+    lengths = lengths.to(torch.int64).clamp(0, len(x))
+    steps = torch.arange(len(x)).reshape(-1, 1)
+    alive = steps < lengths
+    places = torch.where(alive, lengths - 1 - steps, steps)[..., None]
+    if is_reverse:
+        x = x.gather(0, places.expand(*x.shape))
+    if kind == "lstm" and wanted > 2:
+        i, out, forget, cell = w.new_full((len(w), 1), _FROZEN).chunk(4)
+        column = torch.cat([-i, out * 0, forget, cell * 0])
+        x, w = torch.cat([x, (~alive)[..., None].to(x.dtype)], -1), torch.cat([w, column], -1)
+    y, *final = run(x, w[None], r[None], held, initial)
+    last = (lengths - 1).clamp(0).reshape(1, -1, 1).expand(1, *y.shape[1:])
+    final[0] = torch.where((lengths > 0)[:, None], y.gather(0, last), initial[0])
+    if is_reverse:
+        y = y.gather(0, places.expand(*y.shape))
+    return torch.where(alive[..., None], y, torch.zeros_like(y)), *final
+
+
 def _by_pytorch(
     kind: str,
     order: Sequence[int],
@@ -194,20 +262,32 @@ def _by_pytorch(
     w: Matrices,
     r: Matrices,
     b: Tensor | None,
+    lengths: Tensor | None,
     initial: Sequence[Tensor | None],
+    *,
+    direction: str,
+    layout: int,
+    wanted: int,
 ) -> tuple[Tensor, ...]:
-    """Return the result of PyTorch's own recurrent network; the first axis is time."""
-    weights: list[Tensor] = []
-    for k in range(len(w)):
-        weights += [_reordered(w[k], order), _reordered(r[k], order)]
-        if b is not None:
-            weights += [_reordered(half, order) for half in b[k].chunk(2)]
-    zeros = x.new_zeros(len(w), x.shape[1], r[0].shape[-1])
-    states = [zeros if h is None else h for h in initial]
-    state: Any = states if kind == "lstm" else states[0]
-    function = getattr(torch, kind)
-    y, *final = function(x, state, weights, b is not None, 1, 0.0, False, len(w) == 2, False)
-    return y.reshape(*y.shape[:2], len(w), r[0].shape[-1]).permute(0, 2, 1, 3), *final
+    """Return the states (time, direction, batch, hidden) by PyTorch's own recurrent networks, and the last ones."""
+    hidden = r[0].shape[-1]
+    if layout:
+        x, initial = x.transpose(0, 1), [None if h is None else h.transpose(0, 1) for h in initial]
+    states = [x.new_zeros(len(w), x.shape[1], hidden) if h is None else h for h in initial]
+    if lengths is None and direction != "reverse":
+        y, *final = _whole(kind, order, x, w, r, b, states)
+        y = y.reshape(*y.shape[:2], len(w), hidden).permute(0, 2, 1, 3)
+    else:
+        ways = [
+            _one_way(
+                kind, order, x, w[k], r[k], None if b is None else b[k], lengths, [h[k : k + 1] for h in states],
+                is_reverse=direction == "reverse" or k == 1, wanted=wanted,
+            )
+            for k in range(len(w))
+        ]  # fmt: skip
+        y = torch.stack([way[0] for way in ways], 1)
+        final = [torch.cat(of_ways) for of_ways in list(zip(*ways, strict=True))[1:]]
+    return (y.permute(2, 0, 1, 3), *(h.transpose(0, 1) for h in final)) if layout else (y, *final)
 
 
 #: PyTorch's own networks: the functions of one direction -> its name, and the order of ONNX's gates
@@ -233,15 +313,20 @@ def _layer(
     direction: str = "forward",
     hidden_size: int | None = None,
     layout: int = 0,
+    wanted: int = 3,
 ) -> tuple[Tensor, ...]:
     """Return all hidden states, and the last states."""
     if hidden_size is not None and hidden_size != r[0].shape[-1]:
         raise ValueError(f"hidden_size is {hidden_size}, but R has shape {(len(r), *r[0].shape)}")
     names = [name.lower() for name in activations or [*usual] * len(w)]
     one = tuple(names[: len(usual)])
-    plain = clip is None and lengths is None and not layout and direction in ("forward", "bidirectional")
-    if plain and one in by_functions and names == [*one] * (len(names) // len(one)):
-        return _by_pytorch(*by_functions[one], x, w, r, b, initial)
+    if direction not in DIRECTIONS or DIRECTIONS[direction] != len(w):
+        raise ValueError(f"direction {direction!r} is not {', '.join(DIRECTIONS)}, or W has {len(w)} directions")
+    if lengths is not None and is_known(lengths) and bool((data(lengths, "sequence_lens") >= x.shape[layout]).all()):
+        lengths = None
+    if clip is None and one in by_functions and names == [*one] * (len(names) // len(one)):
+        kind, order = by_functions[one]
+        return _by_pytorch(kind, order, x, w, r, b, lengths, initial, direction=direction, layout=layout, wanted=wanted)
     functions = _functions(names, activation_alpha, activation_beta)
     return _run(x, w, r, b, lengths, initial, peepholes, functions, make_step(clip), direction, layout)
 
