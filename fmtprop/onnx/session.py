@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 #: number of plans that a session keeps, the most recently used ones
 MAX_SHAPES: Final = 8
 
+#: inputs that could not be planned, after which no others are tried: each attempt takes a tenth of a second and more
+_MOST_UNPLANNED: Final = 64
+
 _LOG: Final = logging.getLogger("fmtprop")
 
 _Shapes = tuple[tuple[int, ...], ...]
@@ -162,10 +165,12 @@ class InferenceSession:
         #: names of the inputs that decide which nodes run, and the values that they had
         self._deciding = deciding_inputs(self._program)
         self._decided: set[_Case] = set()
-        #: the reason for running nodes one by one; None if all of the model is planned
+        #: the first reason for running nodes one by one; None if all of the model was planned for all inputs
         self.reason: str | None = None
         #: whether none of the model is planned
         self._is_left = False
+        #: shapes and values for which it cannot be planned, though it is for others
+        self._unplanned: set[_Case] = set()
         self._inputs = [node_arg(info) for info in self._program.inputs]
         self._outputs = [node_arg(info) for info in self._program.outputs]
         self._readers = {arg.name: reader_of(arg) for arg in self._inputs}
@@ -338,6 +343,8 @@ class InferenceSession:
             shapes.append(tuple(value.shape))
         fixed = self._fixed(values)
         case = (*shapes, *_values_of(fixed))
+        if case in self._unplanned:
+            return None
         if case not in self._plans and not self._plans_all and self._plans.is_rare(case):
             _LOG.info("%s runs node by node for shapes %s, which are rare", self._program.name, shapes)
             return None
@@ -393,7 +400,13 @@ class InferenceSession:
         except (ImportModelError, ShapeError) as error:
             if self._is_fixed and isinstance(error, OperandsError):
                 raise  # no inputs make this node run
-            self._leave(str(error))
+            if len(self._plans) and len(self._unplanned) < _MOST_UNPLANNED:  # a loop without rounds, or with too many
+                self._unplanned.add(case)
+                self.reason = self.reason or str(error)
+                text = "%s runs node by node in PyTorch for inputs of shapes %s: %s"
+                _LOG.warning(text, self._program.name, [list(one) for one in shapes], error)
+            else:
+                self._leave(str(error))
             return None
 
     # ------------------------------------------------------------------ names and arrays

@@ -71,8 +71,30 @@ def test_a_scalar_of_many_values_is_an_input_like_others(caplog):
     assert "trip count" in str(session.reason)
     messages = [record.message for record in caplog.records]
     assert len(messages) == 1 and messages[0].startswith(
-        "g runs node by node in PyTorch, without a plan: node y (Loop)"
+        "g runs node by node in PyTorch for inputs of shapes [[4], []]: node y (Loop)"
     )
+
+
+def test_sizes_that_cannot_be_planned_leave_the_plans_of_others(caplog):
+    text = """
+        <ir_version: 8, opset_import: ["" : 18]>
+        g (float[4] x, float[k] t) => (float[4] y) <bool going = {1}> {
+            sizes = Shape(t)
+            rounds = Squeeze(sizes)
+            y = Loop(rounds, going, x) <
+                body = body (int64 i, bool before, float[4] last) => (bool after, float[4] next) {
+                    after = Identity(before)
+                    less = Sub(last, last)
+                    next = Sub(last, less)
+                }
+            >
+        }"""
+    session = fp.onnx.InferenceSession(parser.parse_model(text), **OPTIONS)
+    with caplog.at_level(logging.WARNING, "fmtprop"):
+        for rounds in (3, 2000, 3, 2000, 2):
+            checked(session, text, {"x": np.float32([1, 2, 3, 4]), "t": np.zeros(rounds, np.float32)})
+    assert [shapes[1] for shapes in session.plans] == [(3,), (2,)] and "2000" not in str(session.plans)
+    assert len(caplog.records) == 1 and "for inputs of shapes [[4], [2000]]" in caplog.records[0].message
 
 
 def test_a_session_without_a_plan_says_so_when_it_is_made(caplog):
