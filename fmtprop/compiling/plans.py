@@ -62,6 +62,10 @@ class Plans(Generic[Key, Plan]):
         with self._making.current:
             self._keep(key, plan)
 
+    def items(self) -> list[tuple[Key, Plan]]:
+        """Return the keys with their plans, the one that was used last at the end."""
+        return list(self._known.items())
+
     def values(self) -> list[Plan]:
         """Return the plans, the one that was used last at the end."""
         return list(self._known.values())

@@ -225,7 +225,7 @@ class InferenceSession:
     @property
     def plans(self) -> dict[_Case, CompiledModel]:
         """The plans that are kept, by the shapes of all inputs; of inputs that are fixed, with their values."""
-        return {case: ready.net for case, ready in zip(self._plans, self._plans.values(), strict=True)}
+        return {case: ready.net for case, ready in self._plans.items()}
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait for better plans that are being made in the background; return whether the present ones stay.
@@ -355,7 +355,8 @@ class InferenceSession:
         if not self._deciding or any(values[name].numel() != 1 for name in self._deciding):
             return {}
         fixed = {name: values[name] for name in self._deciding}
-        self._decided.add(_values_of(fixed))
+        if len(self._decided) <= self._max_shapes:
+            self._decided.add(_values_of(fixed))
         return fixed if len(self._decided) <= self._max_shapes else {}
 
     def _leave(self, reason: str) -> None:

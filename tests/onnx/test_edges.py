@@ -192,3 +192,61 @@ def test_a_function_of_another_opset_is_written_out(op, opset):
     assert_as_the_reference(
         helper.make_model(graph, opset_imports=imports, functions=[function], ir_version=10), {"x": np.float32([1, -2])}
     )
+
+
+@pytest.mark.parametrize("ratio", [0, 2])
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("transformation", ["half_pixel", "output_half_pixel"])
+def test_boxes_of_images_are_sampled(transformation, mode, ratio):
+    text = f"""(float[2,3,9,7] x, float[k,4] boxes, int64[k] places) => (float[k,3,4,2] y) {{
+        y = RoiAlign<coordinate_transformation_mode="{transformation}", mode="{mode}", sampling_ratio={ratio},
+            output_height=4, output_width=2, spatial_scale=0.5>(x, boxes, places) }}"""
+    x = np.float32(np.random.default_rng(0).standard_normal((2, 3, 9, 7)))
+    boxes = np.float32([[0, 0, 14, 18], [3, 2, 9.5, 12], [-6, -4, 5, 40], [5, 5, 5, 5], [-40, -40, -20, -20]])
+    feed = {"x": x, "boxes": boxes, "places": np.int64([0, 1, 1, 0, 1])}
+    assert_as_the_reference(model(text, 16), feed, planned=ratio > 0)
+
+
+def test_many_boxes_are_sampled_in_parts(monkeypatch):
+    from fmtprop.onnx.model.operators import resampling
+
+    text = """(float[1,3,9,7] x, float[k,4] boxes, int64[k] places) => (float[k,3,2,2] y) {
+        y = RoiAlign<sampling_ratio=2, output_height=2, output_width=2>(x, boxes, places) }"""
+    draw = np.random.default_rng(0)
+    starts = draw.random((7, 2)) * 4
+    boxes = np.float32(np.concatenate([starts, starts + 3 * draw.random((7, 2))], 1))
+    feed = {"x": np.float32(draw.standard_normal((1, 3, 9, 7))), "boxes": boxes, "places": np.zeros(7, np.int64)}
+    monkeypatch.setattr(resampling, "_SAMPLES_NBYTES", 400)
+    assert_as_the_reference(model(text, 16), feed)
+
+
+@pytest.mark.parametrize("scale", [1.4, 2.8, 0.7])
+def test_a_scale_multiplies_in_f32(scale):
+    text = f"""(float[1,1,5,10] x) => (float[1,1,h,w] y) <float[4] s = {{1, 1, {scale}, {scale}}}> {{
+        y = Resize<mode="linear">(x, , s) }}"""
+    (y,) = fp.onnx.InferenceSession(model(text), **OPTIONS).run(None, {"x": np.ones((1, 1, 5, 10), np.float32)})
+    assert y.shape[2:] == (round(5 * scale - 0.25), round(10 * scale)), "as PyTorch and ONNX Runtime"
+
+
+def test_halves_of_pixels_for_neighbours():
+    how = 'mode="nearest", nearest_mode="floor", coordinate_transformation_mode="tf_half_pixel_for_nn"'
+    text = f"""(float[1,1,1,5] x, float[0] none) => (float[1,1,1,8] y) <float[4] s = {{1, 1, 1, 1.6}}> {{
+        y = Resize<{how}>(x, none, s) }}"""
+    x = np.arange(5, dtype=np.float32).reshape(1, 1, 1, 5)
+    session = fp.onnx.InferenceSession(model(text, 11), **OPTIONS)
+    (y,) = session.run(None, {"x": x, "none": np.zeros(0, np.float32)})
+    assert y.ravel().tolist() == [0, 0, 1, 2, 2, 3, 4, 4]
+
+
+def test_a_result_is_not_what_a_branch_holds():
+    text = """(float[n] x, bool c) => (float[m] y) {
+        found = NonZero(x)
+        y = If(c) <
+            then_branch = a () => (float[3] t) <float[3] w = {1, 2, 3}> { t = Identity(w) },
+            else_branch = b () => (float[2] e) <float[2] v = {4, 5}> { e = Identity(v) }
+        > }"""
+    session = fp.onnx.InferenceSession(model(text), **OPTIONS)
+    for _ in range(2):
+        (y,) = session.run(["y"], {"x": np.ones(4, np.float32), "c": np.array(True)})
+        assert y.tolist() == [1, 2, 3]
+        y[:] = 9

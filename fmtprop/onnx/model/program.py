@@ -96,7 +96,7 @@ class OnnxProgram:
         """
         with torch.no_grad():
             results = _Run(self).body(self.body, dict(inputs), {})
-            taken = set(map(_address, (*inputs.values(), *self.body.constants.values())))
+            taken = set(map(_address, (*inputs.values(), *self.body.held())))
             return [_owned(result, taken) for result in results]
 
     def trace(
@@ -118,7 +118,7 @@ class OnnxProgram:
         last = Body(self.body.name, list(values), self.body.outputs, steps=list(steps))
         with torch.no_grad():
             results = _Run(self).body(last, values, {})
-            taken = set(map(_address, values.values()))
+            taken = set(map(_address, (*values.values(), *last.held())))
             return [_owned(result, taken) for result in results]
 
 

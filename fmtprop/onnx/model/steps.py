@@ -6,7 +6,7 @@ This module knows names and attributes; :mod:`fmtprop.onnx.model.program` comput
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -36,6 +36,16 @@ class Body:
     output_types: list[onnx.TypeProto] = field(default_factory=list)
     #: the nodes, in an order in which they can run
     steps: list[NodeStep] = field(default_factory=list)
+
+    def held(self) -> Iterator[Any]:
+        """Yield what its constants and attributes have, and those of its subgraphs: each run reads them again."""
+        yield from self.constants.values()
+        for step in self.steps:
+            for value in step.attributes.values():
+                if isinstance(value, Body):
+                    yield from value.held()
+                else:
+                    yield value
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any, Final
 
 import numpy as np
@@ -13,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fmtprop.onnx.model.operators.attributes import calling
-from fmtprop.onnx.model.operators.values import axes_of, check_places, floats, ints, known
+from fmtprop.onnx.model.operators.attributes import calling, passed_to
+from fmtprop.onnx.model.operators.values import axes_of, check_places, data, floats, ints, known
 
 _Array = npt.NDArray[np.float64]
 
@@ -60,6 +61,8 @@ def _coordinates(axis: _Axis, transformation: str) -> _Array:
         return np.full_like(place, -0.5)
     if transformation in ("half_pixel", "pytorch_half_pixel"):
         return (place + 0.5) / axis.scale - 0.5
+    if transformation == "tf_half_pixel_for_nn":
+        return (place + 0.5) / axis.scale
     if transformation == "half_pixel_symmetric":
         offset = size / 2 * (1 - axis.result / length)
         return offset + (place + 0.5) / axis.scale - 0.5
@@ -167,8 +170,9 @@ def _by_scales(x: Tensor, scales: Sequence[float], dims: Sequence[int]) -> dict[
         raise ValueError(f"{len(scales)} scales for {len(dims)} axes")
     if min(scales, default=1) <= 0:
         raise ValueError(f"scales {list(scales)} must be positive")
+    # in f32, as PyTorch, ONNX Runtime and OpenVINO multiply: 5 elements by 2.8 are 14, by the f32 nearest to 2.8 13.99…
     return {
-        axis: _Axis(x.shape[axis], math.floor(x.shape[axis] * scale), scale)
+        axis: _Axis(x.shape[axis], math.floor(np.float32(x.shape[axis]) * np.float32(scale)), scale)
         for axis, scale in zip(dims, scales, strict=True)
         if scale != 1
     }
@@ -265,7 +269,95 @@ def _grid_sample(
     return F.grid_sample(x, grid, _MODES[mode], padding_mode, bool(align_corners))
 
 
+#: bytes of one corner's samples that are computed at a time
+_SAMPLES_NBYTES: Final = 1 << 26
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Places along one axis between two elements each: (boxes, places)."""
+
+    low: Tensor
+    high: Tensor
+    #: share of the higher element, and whether the place is in the image
+    share: Tensor
+    is_inside: Tensor
+
+    @classmethod
+    def of(cls, start: Tensor, step: Tensor, cells: int, each: int, size: int) -> _Samples:
+        """Return `each` places in each of some cells of boxes, in the middle of equal parts."""
+        parts = (torch.arange(cells * each).to(start.dtype) + 0.5) / each
+        at = start[:, None] + parts * step[:, None]
+        inside, at = (at >= -1) & (at <= size), at.clamp(0, size - 1)
+        low = at.to(torch.int64)
+        return cls(low, (low + 1).clamp(max=size - 1), at - low, inside)
+
+
+def _roi_align(
+    x: Tensor,
+    rois: Tensor,
+    places: Tensor,
+    *,
+    coordinate_transformation_mode: str = "half_pixel",
+    mode: str = "avg",
+    output_height: int = 1,
+    output_width: int = 1,
+    sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
+) -> Tensor:
+    """Sample boxes of images, as torchvision's ``roi_align``; `places`: of each box, the number of its image."""
+    cells = output_height, output_width
+    is_half = coordinate_transformation_mode == "half_pixel"
+    corners = rois * spatial_scale - (0.5 if is_half else 0)
+    starts, sizes = corners[:, :2], corners[:, 2:] - corners[:, :2]
+    sizes = sizes if is_half else sizes.clamp(min=1)
+    rows = x.movedim(1, -1).contiguous()  # a place's channels together
+    made = partial(_sampled, rows, cells, mode)
+    if sampling_ratio > 0:
+        return made(starts, sizes, places, (sampling_ratio, sampling_ratio))
+    # as many samples as elements in a cell: boxes of as many together
+    counts = np.ceil(data(sizes, "the number of samples of a box")[:, ::-1] / np.array(cells)).astype(int).clip(0)
+    result = x.new_zeros(len(rois), x.shape[1], *cells)
+    for count in np.unique(counts[(counts > 0).all(1)], axis=0):
+        (found,) = np.nonzero((counts == count).all(1))
+        of = torch.from_numpy(found)
+        result[of] = made(starts[of], sizes[of], places[of], (int(count[0]), int(count[1])))
+    return result
+
+
+@passed_to(_roi_align)
+def _roi_align_10(x: Tensor, rois: Tensor, places: Tensor, **attributes: Any) -> Tensor:
+    return _roi_align(x, rois, places, coordinate_transformation_mode="output_half_pixel", **attributes)
+
+
+def _sampled(
+    rows: Tensor, cells: tuple[int, int], mode: str, starts: Tensor, sizes: Tensor, places: Tensor,
+    each: tuple[int, int],
+) -> Tensor:  # fmt: skip
+    """Return the cells of boxes, (boxes, channels, height, width), with so many samples in each."""
+    of_box = math.prod(cells) * math.prod(each) * rows.shape[-1] * rows.dtype.itemsize
+    most = max(_SAMPLES_NBYTES // max(of_box, 1), 1)
+    if len(starts) > most:
+        parts = [slice(first, first + most) for first in range(0, len(starts), most)]
+        return torch.cat([_sampled(rows, cells, mode, starts[p], sizes[p], places[p], each) for p in parts])
+    y, x = (
+        _Samples.of(starts[:, column], sizes[:, column] / cells[axis], cells[axis], each[axis], rows.shape[1 + axis])
+        for axis, column in ((0, 1), (1, 0))
+    )
+    weighted = []
+    for of_y, row in ((1 - y.share, y.low), (y.share, y.high)):
+        for of_x, column in ((1 - x.share, x.low), (x.share, x.high)):
+            amount = (of_y * y.is_inside)[:, :, None] * (of_x * x.is_inside)[:, None, :]
+            weighted.append(rows[places[:, None, None], row[:, :, None], column[:, None, :]] * amount[..., None])
+    join, over = (torch.add, torch.mean) if mode == "avg" else (torch.maximum, torch.amax)
+    count, channels = len(starts), rows.shape[-1]
+    samples = reduce(join, weighted).reshape(count, cells[0], each[0], cells[1], each[1], channels)
+    return over(samples, (2, 4)).movedim(-1, 1)
+
+
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
+    "RoiAlign": _roi_align_10,
+    "RoiAlign-16": _roi_align,
     "Resize": _resize_10,
     "Resize-11": _resize,
     "Upsample": _upsample,
