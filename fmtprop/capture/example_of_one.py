@@ -14,6 +14,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
 from fmtprop.capture.specialise import Sizes
+from fmtprop.errors import ImportModelError
 from fmtprop.ops.pytorch import tree_flatten, tree_leaves, tree_unflatten
 
 #: the type of ``Dim.DYNAMIC`` and ``Dim.AUTO``, which may have bounds
@@ -89,7 +90,14 @@ def _marked(value: Any, marks: Any) -> Iterator[tuple[torch.Tensor, Mapping[int,
     """Yield the tensors in nested arguments, each with the marks of its axes."""
     if isinstance(value, torch.Tensor):
         axes = dict(enumerate(marks)) if isinstance(marks, tuple | list) else marks
-        yield value, axes if isinstance(axes, Mapping) else {}
+        axes = axes if isinstance(axes, Mapping) else {}
+        beyond = [axis for axis in axes if isinstance(axis, int) and not -value.ndim <= axis < value.ndim]
+        if beyond:  # torch.export leaves it out, or ends in an IndexError
+            raise ImportModelError(
+                f"dynamic_shapes marks axis {beyond[0]} of a tensor of shape {tuple(value.shape)}: its axes are 0 to "
+                f"{value.ndim - 1}"
+            )
+        yield value, axes
     elif isinstance(value, Mapping) and isinstance(marks, Mapping):
         for key in value.keys() & marks.keys():
             yield from _marked(value[key], marks[key])

@@ -34,6 +34,7 @@ from fmtprop.errors import ImportModelError
 from fmtprop.ir.structure import describe
 from fmtprop.ops.pytorch import keystr, tree_leaves, tree_leaves_with_path, tree_map, tree_map_only
 from fmtprop.system.locks import ProcessLock
+from fmtprop.system.printable import first_line
 
 
 def with_derivatives(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
@@ -127,7 +128,13 @@ def export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dynam
     check_tensors(_named_leaves(args, kwargs))
     check_keywords(kwargs)
     # torch's error about a key that a graph cannot hold is not helpful
-    describe([], [], tree_map(lambda leaf: None, (args, kwargs)))
+    try:
+        describe([], [], tree_map(lambda leaf: None, (args, kwargs)))
+    except (AssertionError, AttributeError, TypeError, ValueError) as error:  # of a container's own class
+        raise ImportModelError(
+            f"the example inputs have a container that takes nothing but tensors, such as a PackedSequence "
+            f"({first_line(error)}): pass its tensors, or use torch.compile(module, backend='fmtprop')"
+        ) from error
     if dynamic_shapes is not None and (twice := of_two(module, args, kwargs, dynamic_shapes)) is not None:
         with suppress(ImportModelError):  # such as a sum with an axis of one that is not marked
             program = _program(module, *twice, dynamic_shapes)

@@ -66,6 +66,8 @@ def quantize(
         raise InputError(
             "quantize needs the module as it is used, but it is in training mode: call module.eval() first"
         )
+    if isinstance(calibration_data, torch.Tensor):
+        raise InputError("calibration_data is one tensor: pass a list of inputs, each what one call takes")
     data = [(one,) if isinstance(one, torch.Tensor) else tuple(one) for one in calibration_data]
     _check(data)
     try:

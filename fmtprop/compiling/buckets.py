@@ -137,7 +137,7 @@ def _mapping(given: Any, where: str, words: str) -> Mapping[Any, Any]:
 
 
 def _sorted(name: str, axis: int, sizes: Sequence[int]) -> list[int]:
-    if not isinstance(sizes, Sequence):
+    if not isinstance(sizes, Sequence) or not sizes:
         raise InputError(f"buckets: input {name} axis {axis}: sizes must be a tuple of numbers, got {sizes!r}")
     for size in sizes:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:

@@ -138,6 +138,10 @@ class DynamicModel(Serving, Saveable):
         if calls is None or isinstance(calls, Mapping):
             self._warm_up_sizes(calls)
             return
+        if not isinstance(calls, list | tuple):
+            raise InputError(
+                f"{self.name}: warm_up takes sizes by input or a list of calls, got {type(calls).__name__}"
+            )
         if len(calls) > self.max_shapes:
             raise InputError(
                 f"{self.name}: warm_up of {len(calls)} shapes, but max_shapes is {self.max_shapes}, so the first "

@@ -64,12 +64,12 @@ def _encode(tree: Any) -> Any:
         return {"value": tree}
     if isinstance(tree, tuple) and (names := _field_names(tree)):
         items = [[name, _encode(item)] for name, item in zip(names, tree, strict=True)]
-        if hasattr(tree, "_fields"):
-            _NAMED_TUPLES[_class_name(tree)] = type(tree)
+        _NAMED_TUPLES[_class_name(tree)] = type(tree)
         return {"namedtuple": _class_name(tree), "items": items}
     if isinstance(tree, tuple | list):
         return {"tuple" if isinstance(tree, tuple) else "list": [_encode(item) for item in tree]}
-    if type(tree) in (dict, OrderedDict):
+    is_plain = type(tree) is dict or (type(tree) is OrderedDict and not all(isinstance(key, str) for key in tree))
+    if is_plain:
         return {"dict": _encode_items(tree)}
     if isinstance(tree, Mapping):
         return {"object": _class_name(tree), "items": _encode_items(tree)}
@@ -151,15 +151,25 @@ def _decode(spec: Any, outputs: Sequence[Any]) -> Any:
         return {key: _decode(item, outputs) for key, item in content}
     items = {key: _decode(item, outputs) for key, item in spec["items"]}
     if kind == "namedtuple":
-        return named_tuple(content, tuple(items))._make(items.values())
+        made = named_tuple(content, tuple(items))
+        return made._make(items.values()) if hasattr(made, "_make") else made(items.values())
+    if content == _class_name(OrderedDict()):
+        return OrderedDict(items)
     registered = _registered_class(content)
     return items if registered is None else registered(**items)
 
 
 def named_tuple(name: str, members: tuple[str, ...]) -> Any:
-    """Return the class of named tuples that a model of this process has, else one with the same name and fields."""
+    """Return the class of named tuples that a model of this process has, else one with the same name and fields.
+
+    PyTorch's own, such as ``torch.return_types.topk``, are in each process.
+    """
+    module, _, last = name.rpartition(".")
     own = _NAMED_TUPLES.get(name)
-    return own if getattr(own, "_fields", None) == members else _made(name.rpartition(".")[2], members)
+    if own is None and module == "torch.return_types":
+        own = getattr(sys.modules.get(module), last, None)
+    known = getattr(own, "_fields", None) or getattr(own, "__match_args__", None)
+    return own if known == members else _made(last, members)
 
 
 @lru_cache(maxsize=256)  # to make a class takes longer than a run of a small model

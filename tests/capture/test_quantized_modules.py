@@ -116,6 +116,7 @@ def test_quantize_takes_what_the_module_takes() -> None:
     "module, data, said",
     [
         (network(), [], "calibration_data is empty"),
+        (network(), torch.ones(2, 3, 8, 8), "calibration_data is one tensor: pass a list of inputs"),
         (network().train(), [image()], "call module.eval"),
         (network(), [image(), image() * float("nan")], "item 1 of calibration_data has NaN"),
         (lambda x: x, [image()], "takes a torch.nn.Module, got function"),

@@ -596,3 +596,21 @@ def test_results_that_no_input_changes_are_those_of_each_shape() -> None:
         x = torch.randn(batch, 8)
         for got, want in zip(net(x), model(x), strict=True):
             torch.testing.assert_close(got, want)
+
+
+def test_marks_and_sizes_that_can_never_be_met_are_named() -> None:
+    layer, x = nn.Linear(4, 4), torch.ones(3, 4)
+    with pytest.raises(ImportModelError, match=r"marks axis 5 of a tensor of shape \(3, 4\): its axes are 0 to 1"):
+        fp.compile(layer, x, dynamic_shapes=({5: Dim("n")},), tune="model")
+    with pytest.raises(InputError, match="input input axis 0: sizes must be a tuple of numbers"):
+        fp.compile(layer, x, dynamic_shapes=({0: Dim("n")},), buckets={"input": {0: ()}}, tune="model")
+    net = fp.compile(layer, x, dynamic_shapes=({0: Dim("n")},), tune="model")
+    for wrong in (3, x, iter([x])):
+        with pytest.raises(InputError, match="warm_up takes sizes by input or a list of calls, got"):
+            net.warm_up(wrong)
+
+
+def test_a_packed_sequence_is_refused_with_a_remedy() -> None:
+    packed = nn.utils.rnn.pack_sequence([torch.ones(4, 4), torch.ones(3, 4)])
+    with pytest.raises(ImportModelError, match=r"such as a PackedSequence .*: pass its tensors, or use torch.compile"):
+        fp.compile(nn.GRU(4, 6).eval(), (packed,))

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from fmtprop.errors import GraphError, ImportModelError, InputError
+from fmtprop.ir import structure
 from fmtprop.ir.structure import Slot, describe, flatten_arguments, restructure
 from fmtprop.ir.structure_check import check_structure
 
@@ -27,7 +29,8 @@ RESULTS = [
     ((Slot(0),), ("a",)),
     ([Slot(1), [Slot(0)]], ["b", ["a"]]),
     ({"y": Slot(0), 3: (None, 2.5, True)}, {"y": "a", 3: (None, 2.5, True)}),
-    (OrderedDict(y=Slot(1)), {"y": "b"}),
+    (OrderedDict(y=Slot(1)), OrderedDict(y="b")),
+    (OrderedDict({3: Slot(1)}), {3: "b"}),
     (Point(Slot(1), Slot(0)), Point("b", "a")),
     ((Slot(0), Slot(0)), ("a", "a")),
     (None, None),
@@ -37,7 +40,16 @@ RESULTS = [
 
 @pytest.mark.parametrize(("tree", "expected"), RESULTS)
 def test_results_are_put_back(tree, expected):
-    assert restructure(describe([], [], tree), ["a", "b"]) == expected
+    found = restructure(describe([], [], tree), ["a", "b"])
+    assert found == expected and type(found) is type(expected)
+
+
+def test_results_of_pytorchs_functions_have_their_class():
+    tree = torch.ones(3).topk(2)
+    text = describe([], [], type(tree)((Slot(1), Slot(0))))
+    structure._NAMED_TUPLES.clear()  # as in another process
+    found = restructure(text, ["a", "b"])
+    assert type(found) is torch.return_types.topk and (found.values, found.indices) == ("b", "a")
 
 
 def test_named_tuples_keep_their_fields():
