@@ -22,7 +22,7 @@ from fmtprop.onnx.model.reading import Source
 from fmtprop.onnx.model.recording import Recording
 from fmtprop.onnx.model.reference import result_nbytes, run_node
 from fmtprop.onnx.model.rest import Rest
-from fmtprop.onnx.model.steps import Body, NodeStep, body_of, expanded, keywords
+from fmtprop.onnx.model.steps import Body, NodeStep, body_of, expanded
 from fmtprop.ops.without_data import without_data
 from fmtprop.system.machine import memory_nbytes
 from fmtprop.system.printable import first_line
@@ -246,19 +246,23 @@ class _Run:
         carried = step.op in operators.CARRYING and not step.domain
         if function is None or not (carried or all(map(_in_torch, arguments))):
             return self._otherwise(step, arguments)
-        extra: dict[str, Any] = {}
-        known = keywords(function)
-        if "wanted" in known:
-            extra["wanted"] = len(step.outputs)
-        if "rounded" in known:
-            extra["rounded"] = step.rounded
-        if "run" in known:
-            doubtful = step.op == "If" and not is_known(arguments[0])
-            extra["run"] = lambda body, values: self._subgraph(step, body, values, scope, doubtful)
+        attributes = step.attributes
+        if step.asks:
+            attributes = attributes | self._asked(step, arguments, scope)
         try:
-            return function(*arguments, **step.attributes, **extra)
+            return function(*arguments, **attributes)
         except NotInTorchError:
             return self._otherwise(step, arguments)
+
+    def _asked(self, step: NodeStep, arguments: list[Any], scope: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a node's function asks of the run."""
+        doubtful = step.op == "If" and not is_known(arguments[0])
+        known = {
+            "wanted": len(step.outputs),
+            "rounded": step.rounded,
+            "run": lambda body, values: self._subgraph(step, body, values, scope, doubtful),
+        }
+        return {name: known[name] for name in step.asks}
 
     def _subgraph(
         self, step: NodeStep, body: Body, values: Sequence[Any], scope: Mapping[str, Any], doubtful: bool

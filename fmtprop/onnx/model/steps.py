@@ -74,6 +74,11 @@ class NodeStep:
         return self.node.name or self.outputs[0]
 
     @cached_property
+    def asks(self) -> frozenset[str]:
+        """What its function asks of the run: how many results are wanted, whether they are rounded, and subgraphs."""
+        return keywords(self.function) & {"wanted", "rounded", "run"} if self.function is not None else frozenset()
+
+    @cached_property
     def runs_subgraphs(self) -> bool:
         """Whether it has branches or a loop's body."""
         return any(isinstance(value, Body) for value in self.attributes.values())

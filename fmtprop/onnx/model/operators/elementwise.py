@@ -138,9 +138,9 @@ def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> T
 
 
 def _cast(x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up", rounded: bool) -> Tensor:
-    if to not in TensorProto.DataType.values():
-        raise ValueError(f"to is {to}, which is no element type of ONNX")
     if to not in TORCH_DTYPES:
+        if to not in TensorProto.DataType.values():
+            raise ValueError(f"to is {to}, which is no element type of ONNX")
         raise NotInTorchError("an element type that PyTorch does not compute with")
     dtype = TORCH_DTYPES[to]
     if rounded and x.dtype is torch.float32 and dtype is torch.int32:
