@@ -187,6 +187,8 @@ class InferenceSession:
             self._plan(tuple(tuple(int(size or 0) for size in arg.shape) for arg in self._inputs))
             if not (len(self._plans) or self._program.body.constants):  # the plan that failed had them
                 self._program = open_program(path_or_bytes)
+        if not narrow and not self._options.plans_all:
+            self._program.bodies = import_module("fmtprop.onnx.bodies").Bodies(self._program, self._options)
         if shapes is not None:
             self._plan_ahead(shapes)
 

@@ -111,9 +111,10 @@ class Split:
     names: tuple[str, ...]
     known: dict[str, Any]
 
-    def finish(self, program: OnnxProgram, made: Sequence[torch.Tensor]) -> list[Any]:
+    def finish(self, program: OnnxProgram, made: Sequence[torch.Tensor], *, owned: bool = True) -> list[Any]:
         """Return the model's outputs of those of the graph."""
-        return program.finish(self.rest.steps, self.known | dict(zip(self.names, made, strict=True)))
+        values = self.known | dict(zip(self.names, made, strict=True))
+        return program.finish(self.rest.steps, values, owned=owned)
 
 
 def head_of(

@@ -7,15 +7,19 @@ computed outside of the tracer. This module must not know about files or graphs.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, Protocol
 
+import onnx
 import torch
+from onnx import helper
 
 from fmtprop.errors import FmtpropError, ImportModelError, ShapeError
 from fmtprop.ir.tensors import map_tensors
 from fmtprop.onnx.model import limits, operators
-from fmtprop.onnx.model.elements import in_bytes
+from fmtprop.onnx.model.elements import element_type, in_bytes
 from fmtprop.onnx.model.modes import SizesOnly
 from fmtprop.onnx.model.operators.values import DataDependentError, NotInTorchError, is_known, is_repeated
 from fmtprop.onnx.model.reading import Source
@@ -88,6 +92,22 @@ class OnnxProgram:
         }
         #: labels of the nodes that ran on ONNX's reference
         self.reference_nodes: list[str] = []
+        #: what runs rounds of loops in another way than node by node
+        self.bodies: Rounds | None = None
+
+    def of_body(
+        self, body: Body, given: Mapping[str, torch.Tensor], constants: Mapping[str, Any], outputs: Sequence[str]
+    ) -> OnnxProgram:
+        """Return the body of a loop as a program of its own.
+
+        `given`: examples of its inputs, by name. `constants`: other values that it reads.
+        """
+        made = copy.copy(self)
+        made.bodies, made.weights, made.name = None, frozenset(), body.name or self.name
+        made.body = replace(body, inputs=list(given), outputs=list(outputs), constants=body.constants | dict(constants))
+        made.inputs = [helper.make_tensor_value_info(name, element_type(one), one.shape) for name, one in given.items()]
+        made.outputs = [onnx.ValueInfoProto(name=name) for name in outputs]
+        return made
 
     def run(self, inputs: Mapping[str, Any]) -> list[Any]:
         """Run node by node.
@@ -110,16 +130,26 @@ class OnnxProgram:
         run = _Run(self, recording, splits=splits)
         return run.body(self.body, dict(inputs), {}), run.rest
 
-    def finish(self, steps: Sequence[NodeStep], values: Mapping[str, Any]) -> list[Any]:
+    def finish(self, steps: Sequence[NodeStep], values: Mapping[str, Any], *, owned: bool = True) -> list[Any]:
         """Run the last nodes on all values that they and the outputs read, and return the outputs.
 
-        Raises ImportModelError if a node cannot run on its operands; the message names it.
+        `owned`: whether outputs must share no memory with others. Raises ImportModelError if a node cannot run on its
+        operands; the message names it.
         """
         last = Body(self.body.name, list(values), self.body.outputs, steps=list(steps))
         with torch.no_grad():
             results = _Run(self).body(last, values, {})
+            if not owned:
+                return results
             taken = set(map(_address, (*values.values(), *last.held())))
             return [_owned(result, taken) for result in results]
+
+
+class Rounds(Protocol):
+    """What runs rounds of loops."""
+
+    def results(self, body: Body, values: Sequence[Any], scope: Mapping[str, Any]) -> list[Any] | None:
+        """Return the results of a round; None if it is to run node by node."""
 
 
 #: errors that functions of PyTorch and of numpy raise about their operands
@@ -272,6 +302,11 @@ class _Run:
                 f"{step.label}: its subgraph takes {len(body.inputs)} inputs, {len(values)} are given"
             )
         self._count_steps(step, 1)  # a body may have no nodes
+        if self.recording is None and self.program.bodies is not None and body.inputs:
+            found = self.program.bodies.results(body, values, scope)
+            if found is not None:
+                self._count_steps(step, len(body.steps))
+                return found
         self.depth += 1
         self.doubtful += doubtful
         try:

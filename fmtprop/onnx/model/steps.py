@@ -37,6 +37,22 @@ class Body:
     #: the nodes, in an order in which they can run
     steps: list[NodeStep] = field(default_factory=list)
 
+    def outer(self) -> set[str]:
+        """Return the names of values of enclosing graphs that it reads."""
+        made, found = {"", *self.inputs, *self.constants}, set[str]()
+        for step in self.steps:
+            inner = (value.outer() for value in step.attributes.values() if isinstance(value, Body))
+            found |= {*step.inputs}.union(*inner) - made
+            made |= {*step.outputs}
+        return found | {*self.outputs} - made
+
+    def source_of(self, name: str) -> str:
+        """Return the value that a value is a copy of."""
+        copies = {step.outputs[0]: step.inputs[0] for step in self.steps if step.op == "Identity" and not step.domain}
+        while name in copies:
+            name = copies[name]
+        return name
+
     def held(self) -> Iterator[Any]:
         """Yield what its constants and attributes have, and those of its subgraphs: each run reads them again."""
         yield from self.constants.values()

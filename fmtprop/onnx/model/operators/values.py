@@ -54,6 +54,8 @@ def is_repeated(value: torch.Tensor) -> bool:
 
 def data(value: torch.Tensor, subject: str) -> np.ndarray[Any, Any]:
     """Return the data of a tensor that must be known, bf16 as float32. It works under a tracer too."""
+    if type(value) is torch.Tensor and not value.is_meta and not count_modes():  # most, in a run
+        return _array(value)
     if not is_known(value):
         raise DataDependentError(subject)
     with torch.DisableTorchFunctionSubclass():  # no call of a traced constant
