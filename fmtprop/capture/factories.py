@@ -89,14 +89,14 @@ class FlatModule(nn.Module):
     [torch.Size([5, 4])]
     """
 
-    def __init__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def __init__(self, module: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self.module, self.training = module, False
-        leaves, spec = tree_flatten(inputs)
+        leaves, spec = tree_flatten((inputs, dict(keywords or {})))
         #: the example inputs
         self.examples = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
-        def arguments(tensors: Iterable[torch.Tensor]) -> tuple[Any, ...]:
+        def arguments(tensors: Iterable[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
             given = iter(tensors)
             return tree_unflatten([next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec)  # type: ignore[no-any-return]
 
@@ -104,7 +104,8 @@ class FlatModule(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         """Call the module."""
-        results = tree_leaves(self.module(*self._arguments(tensors)))
+        args, kwargs = self._arguments(tensors)
+        results = tree_leaves(self.module(*args, **kwargs))
         return [result for result in results if isinstance(result, torch.Tensor)]
 
 

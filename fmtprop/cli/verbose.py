@@ -30,6 +30,10 @@ _NONE_RAN = (
     "Runtime and numpy do without oneDNN), PyTorch runs some operators and data types by itself, and some programs "
     "contain a oneDNN without log"
 )
+_CREATED_ALONE = (
+    "this log has creations of primitives and refusals of implementations, but no execution: set ONEDNN_VERBOSE=1 (or "
+    "profile_exec, all) in the program's environment"
+)
 _NONE_LOGGED = (
     "there is no line of oneDNN's in this log; set ONEDNN_VERBOSE=1 in the program's environment. If it was set: "
 )
@@ -72,7 +76,8 @@ def verbose(
     if code and not ledger.primitives.count:
         note(f"the command ended with status {code}, and oneDNN had executed nothing in it")
     elif not ledger.primitives.count:
-        note(_NONE_RAN if runs or ledger.knows_library else _NONE_LOGGED + _NONE_RAN)
+        known = _CREATED_ALONE if ledger.has_creations else _NONE_RAN
+        note(known if runs or ledger.knows_library else _NONE_LOGGED + _NONE_RAN)
     if code or not ledger.primitives.count:
         raise typer.Exit(code or FAILED)
 

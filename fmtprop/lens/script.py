@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from fmtprop.capture.factories import FlatModule
 from fmtprop.lens.explain import in_other_ways
 from fmtprop.lens.findings import Lens, lens_of
 from fmtprop.lens.gain import LEAST_TURNS
@@ -78,13 +77,14 @@ def _in_other_ways(lens: Lens, subject: CalledModule | None, ways: list[str]) ->
     if subject is None:
         return lens
     name = type(subject.module).__name__
-    if subject.module.training or not all(isinstance(one, torch.Tensor) for one in subject.inputs):
-        why = "it is in training mode" if subject.module.training else "an argument is no tensor"
+    called = FlatModule(subject.module, subject.inputs, subject.keywords)
+    if subject.module.training or not called.examples:
+        why = "it is in training mode" if subject.module.training else "no argument is a tensor"
         print(f"{name} is not measured in other ways: {why}", file=sys.stderr)
         return lens
     print(f"measuring {name} in other ways; --ways none leaves this out", file=sys.stderr)
     try:
-        measured = in_other_ways(subject.module, list(subject.inputs), ways, LEAST_TURNS)
+        measured = in_other_ways(called, called.examples, ways, LEAST_TURNS)
     except FAILURES as error:
         print(f"{name} cannot run again: {error}", file=sys.stderr)
         return lens

@@ -94,10 +94,11 @@ class _Modules(threading.local):
 
 @dataclass
 class CalledModule:
-    """A module that a program calls, with the inputs of its last call."""
+    """A module that a program calls, with the arguments of its last call."""
 
     module: torch.nn.Module
     inputs: tuple[Any, ...]
+    keywords: dict[str, Any]
     #: time of the reorders in its calls
     seconds: float = 0.0
 
@@ -156,9 +157,9 @@ class Tracer:
         found = max(self._subjects.values(), key=lambda one: one.seconds, default=None)
         return found if found is not None and found.seconds else None
 
-    def _subject(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> CalledModule:
-        known = self._subjects.setdefault(id(module), CalledModule(module, inputs))
-        known.inputs = inputs
+    def _subject(self, module: torch.nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> CalledModule:
+        known = self._subjects.setdefault(id(module), CalledModule(module, inputs, keywords))
+        known.inputs, known.keywords = inputs, keywords
         while len(self._subjects) > _MOST_SUBJECTS:  # they keep their modules in memory
             others = (key for key, one in list(self._subjects.items()) if one is not known)
             del self._subjects[min(others, key=lambda key: self._subjects[key].seconds)]
@@ -169,7 +170,9 @@ class Tracer:
         # a checkpoint that runs again in the backward pass is a part of the model that ran last
         if not running.stack and current_node() is None:
             running.names = {id(part): name for name, part in module.named_modules(remove_duplicate=True)}
-            running.subject = self._subject(module, inputs)
+            # hooks of all modules are not given keywords: PyTorch's call of this one has them
+            keywords = sys._getframe(1).f_locals.get("kwargs")
+            running.subject = self._subject(module, inputs, dict(keywords or {}))
         running.stack.append((running.names.get(id(module), type(module).__name__), type(module).__name__))
 
     def _leave(self, module: torch.nn.Module, _: Any, result: Any) -> None:

@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape, quoteattr
 from fmtprop import __version__
 from fmtprop.passes.target import is_loop
 from fmtprop.report.diff import Told, compare
-from fmtprop.system.printable import printable
+from fmtprop.system.printable import counted, printable
 
 if TYPE_CHECKING:
     from fmtprop.report.model import Report
@@ -68,7 +68,8 @@ def check(report: Report, limits: Limits) -> tuple[Violation, ...]:
         found.append(
             Violation(
                 "max-reorders",
-                f"{report.model} executes {len(report.reorders)} reorders, more than {limits.max_reorders}; the "
+                f"{report.model} executes {counted(len(report.reorders), 'reorder')}, more than "
+                f"{limits.max_reorders}; the "
                 f"costliest is {worst.name} ({worst.src} to {worst.dst} for {', '.join(worst.readers)}): {worst.cause}",
             )
         )

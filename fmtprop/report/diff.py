@@ -6,7 +6,8 @@ Works on JSON, also from other machines and versions. A step is identified by it
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf
 from os import PathLike
@@ -35,6 +36,8 @@ class Told:
     #: by edge (``producer -> reader.operand``): formats, seconds, bytes
     reorders: Mapping[str, tuple[str, float, int]]
     machine: Mapping[str, str]
+    #: whether its seconds are costs: those of a plan, which was not run
+    is_plan: bool = False
 
     @property
     def reorder_seconds(self) -> float:
@@ -79,14 +82,14 @@ class Difference:
         lines = [
             f"{printable(a.model)}, policy {printable(a.policy)} -> {printable(b.model)}, policy {printable(b.policy)}",
             *([] if a.model == b.model else ["these are two models: nodes of one name may have nothing in common"]),
-            f"a run: {time_text(a.seconds)} -> {time_text(b.seconds)}",
+            f"a run: {_run(a)} -> {_run(b)}",
             f"reorders: {len(a.reorders)} taking {time_text(a.reorder_seconds)} -> "
             f"{len(b.reorders)} taking {time_text(b.reorder_seconds)}",
         ]
         lines += [
             f"{name}: {printable(a.machine.get(name, ''))} -> {printable(b.machine.get(name, ''))}"
             for name in sorted({*a.machine, *b.machine})
-            if a.machine.get(name) != b.machine.get(name)
+            if a.machine.get(name) != b.machine.get(name) and not (a.is_plan or b.is_plan)
         ]
         lines += [
             f"{change.seconds * 1e6:+10.1f} us  {change.what} {printable(change.name)}: "
@@ -149,12 +152,13 @@ def told(data: Mapping[str, Any]) -> Told:
 
     Raises KeyError or TypeError or ValueError or AttributeError if the data is no report.
     """
-    reorders = {
-        f"{row['producer']} -> {', '.join(row['readers'])}": (
-            f"{row['src']} to {row['dst']}", _seconds(row["seconds"]), int(row["nbytes"])
+    reorders = _by_edge(
+        (
+            f"{row['producer']} -> {', '.join(row['readers'])}",
+            (f"{row['src']} to {row['dst']}", _seconds(row["seconds"]), int(row["nbytes"])),
         )
         for row in data["reorders"]
-    }  # fmt: skip
+    )
     named = {row["name"] for row in data["reorders"]}
     steps = {
         str(row["name"]): (str(row["impl"]), str(row["formats"]), _seconds(row["seconds"]))
@@ -180,18 +184,46 @@ def told_plan(data: Mapping[str, Any]) -> Told:
             computed.add(name)
         for source, operand in zip(sources, node["inputs"], strict=True):
             readers.setdefault(source, []).append(f"{name}.{operand}")
-    steps, reorders = {}, {}
+
+    def producer(name: str) -> str:
+        while nodes[name]["op"] == "reorder":
+            name = str(next(iter(nodes[name]["inputs"].values()))[0])
+        return name
+
+    def read_by(name: str) -> Iterator[str]:
+        for reader in readers.get(name, ()):
+            other = reader.rpartition(".")[0]
+            yield from read_by(other) if nodes[other]["op"] == "reorder" else (reader,)
+
+    steps, edges = {}, []
     for name, node in nodes.items():
-        if name not in computed or node["op"] in ("input", "output"):
+        if name not in computed or node["op"] in ("input", "output") or node["impl"] == "view":
             continue
         src, dst = next(iter(node["reads"].values()), ""), ", ".join(node["formats"][:1])
         if node["op"] == "reorder":
-            edge = f"{next(iter(node['inputs'].values()))[0]} -> {', '.join(readers.get(name, ()))}"
-            reorders[edge] = (f"{src} to {dst}", _seconds(node["cost_seconds"]), 0)
+            edge = f"{producer(name)} -> {', '.join(dict.fromkeys(read_by(name)))}"
+            edges.append((edge, (f"{src} to {dst}", _seconds(node["cost_seconds"]), 0)))
         else:
             steps[name] = (str(node["impl"]), f"{src} -> {dst}", _seconds(node["cost_seconds"]))
+    reorders = _by_edge(edges)
     total = sum(seconds for _, _, seconds in steps.values()) + sum(seconds for _, seconds, _ in reorders.values())
-    return Told(str(data["name"]), str(data["policy"]), str(data["dtype"]), total, steps, reorders, {})
+    return Told(str(data["name"]), str(data["policy"]), str(data["dtype"]), total, steps, reorders, {}, is_plan=True)
+
+
+def _run(told: Told) -> str:
+    if not told.is_plan:
+        return time_text(told.seconds)
+    return f"{time_text(told.seconds)} by its costs" if told.seconds else "no costs in the plan"
+
+
+def _by_edge(rows: Iterable[tuple[str, tuple[str, float, int]]]) -> dict[str, tuple[str, float, int]]:
+    """Return reorders by edge; the second one of an edge has a number."""
+    found: dict[str, tuple[str, float, int]] = {}
+    seen = Counter[str]()
+    for edge, row in rows:
+        seen[edge] += 1
+        found[edge if seen[edge] == 1 else f"{edge} ({seen[edge]})"] = row
+    return found
 
 
 def _seconds(value: Any) -> float:

@@ -99,7 +99,8 @@ class ReorderRow:
     reason : str
         The reader's and the producer's format.
     origin : str
-        Where its reader is in the model: the path of the module, and the line of a call in a ``forward``.
+        Where its reader is in the model: the path of the module, and the line of a call in a ``forward``. Where the
+        caller reads the tensor, its producer's.
     producer : str
         The node that writes the tensor, reorders before this one left out.
     readers : tuple of str
@@ -386,6 +387,8 @@ def _producer(graph: Graph, value: Value) -> Value:
 
 def is_by_pytorch(node: Node) -> bool:
     """Return whether PyTorch runs a node, as it has to or since the target has no implementation of it."""
+    if node.is_boundary:
+        return False
     return opdef(node.op).category is Category.HOST or (node.choice is not None and node.choice.target == REFERENCE)
 
 

@@ -179,6 +179,11 @@ class Ledger:
         """Whether a line tells of the library, so that the log was switched on."""
         return bool(self._library)
 
+    @property
+    def has_creations(self) -> bool:
+        """Whether a line tells of a primitive that was made, or of an implementation that refused it."""
+        return bool(self._created or self._refused)
+
     def findings(self) -> list[dict[str, Any]]:
         """Return the avoidable executions, the costliest first."""
         return findings(self._all())

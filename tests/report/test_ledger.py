@@ -229,6 +229,31 @@ def test_an_op_without_an_implementation_is_run_by_pytorch():
     assert [[is_by_pytorch(step.node) for step in net.plan.steps] for net in (double, single)] == [[True], [False]]
 
 
+class Swapped(nn.Module):
+    """A layer behind a view of the input, whose result leaves as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(8, 16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x.transpose(0, 1).cumsum(2))
+
+
+@pytest.mark.parametrize("policy", ["naive", "propagate", "optimal"])
+@pytest.mark.usefixtures("usual_peaks")
+def test_an_input_behind_a_view_is_no_obstacle_to_a_report(policy):
+    rows = ledger(Swapped().eval(), torch.randn(8, 6, 10), policy=policy).reorders
+    linear = ledger(nn.Sequential(Transposed(), nn.Linear(8, 8)).eval(), torch.randn(8, 8, 8), policy=policy).reorders
+    assert {row.cause for row in (*rows, *linear)} <= set(CAUSES)
+    assert all(row.origin for row in (*rows, *linear)), "an output's reorder is where its producer is"
+
+
+class Transposed(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(0, 1)
+
+
 class Repeated(nn.Module):
     """A concat that reads one tensor twice: one of the two cannot be written in place."""
 

@@ -263,7 +263,8 @@ class Assignment:
         # between bytes of a grid and reals it keeps the numbers
         is_cast = wanted.dtype != have.dtype and grid is None
         attrs = Reorder(wanted.dtype.value if is_cast else "")
-        node = Node(name, "reorder", attrs, (type_,), origin=reader.origin)
+        origin = reader.origin or self.out.node(source.node).origin  # an output is nowhere in the model
+        node = Node(name, "reorder", attrs, (type_,), origin=origin)
         if grid is not None:
             node = node.with_(grids={"src": grid, "dst": grid})
         reason = f"{reader.name}.{operand} wants {describe(wanted)}, {source} gives {describe(have)}"

@@ -147,7 +147,7 @@ class _Repeating:
             found = [grid for grid in (*own, *(node.grids.get(name) for node, name in readers)) if grid is not None]
             grids = {name: found[0] for name in other.grids} if found else {}
         is_cast = wanted.dtype is not have.dtype and not grids
-        origin = readers[0][0].origin if readers else ""
+        origin = (readers[0][0].origin if readers else "") or self.out.node(source.node).origin
         node = Node(other.name, "reorder", Reorder(wanted.dtype.value if is_cast else ""), other.results, origin=origin)
         self.out.add(node.with_(grids=grids, descs=other.descs, choice=other.choice), {"src": source})
         sides = (("src", have.dtype), ("dst", wanted.dtype))
