@@ -222,6 +222,22 @@ def test_the_costliest_module_of_a_program_runs_in_other_ways(script):
     assert json.loads(lens_from(data).to_json()) == data
 
 
+def test_a_module_runs_again_with_the_keywords_of_its_last_call(script):
+    text = (
+        script.read_text()
+        .replace("def forward(self, x):", "def forward(self, x, times=1, *, y):")
+        .replace("return torch", "for _ in range(times - 1): y = y + self.last(x).mean()\n        return y * torch")
+    )
+    script.write_text(
+        text.replace("(torch.ones(2, 16, 64, 64))", "(torch.ones(2, 16, 64, 64), times=4, y=torch.ones(1))")
+    )
+    done = run("-m", "fmtprop", "lens", "--ways", "channels_last", "--json", "--", script, "0")
+    data = json.loads(done.stdout)
+    eager, other = data["variants"]
+    assert eager["reorders"] == data["reorders"]["count"], "four convolutions and more, as in the program"
+    assert not other["failure"] and other["error"] < 1e-4, done.stderr
+
+
 def test_a_way_that_does_not_exist(capsys, monkeypatch, script):
     monkeypatch.setitem(sys.modules, "fmtprop.report.files", None)  # which loads torch: only a trace needs it
     done = fmtprop(capsys, "lens", "--ways", "gpu", "--", script, "0")

@@ -12,6 +12,7 @@ from fmtprop.errors import FmtpropError
 from fmtprop.report import Comparison, StepRow
 from fmtprop.report.check import Limits, check, junit, sarif
 from fmtprop.report.diff import chosen, compare, read_reports, told
+from tests.cli.command import fmtprop
 from tests.report.test_comparison import report
 
 
@@ -117,3 +118,22 @@ def test_what_is_no_report(tmp_path, text, why):
     with pytest.raises(FmtpropError, match="is no report of fmtprop: ") as refused:
         read_reports(path)
     assert why in str(refused.value) and "-o FILE.json" in str(refused.value)
+
+
+def test_two_reorders_of_one_edge_are_two():
+    row = {"producer": "conv_1", "readers": ["add_1.src_0"], "dst": "f32:abcd", "seconds": 1e-6, "nbytes": 8}
+    data = {
+        "model": "m", "policy": "naive", "precision": "f32", "seconds": 3e-6, "machine": {}, "steps": [],
+        "reorders": [{**row, "name": "a", "src": "f32:acdb"}, {**row, "name": "b", "src": "f32:aBcd8b"}],
+    }  # fmt: skip
+    one = told(data)
+    assert len(one.reorders) == 2 and one.reorder_seconds == 2e-6
+    assert compare(one, one).changes == ()
+
+
+def test_a_plan_and_its_report_have_the_same_edges(tmp_path, capsys):
+    assert fmtprop(capsys, "show", "unet", "-p", "naive", "-f", "json", "-o", tmp_path / "plan").code == 0
+    assert fmtprop(capsys, "report", "unet", "-p", "naive", "-n", "1", "-o", tmp_path / "report.json").code == 0
+    done = fmtprop(capsys, "diff", tmp_path / "plan", tmp_path / "report.json", "-p", "naive")
+    assert "no reorder, implementation or format differs" in done.out and "by its costs ->" in done.out
+    assert "isa:" not in done.out, "a plan is of no machine"

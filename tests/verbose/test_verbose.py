@@ -444,3 +444,10 @@ def test_a_line_in_colour():
         "\x1b[32monednn_verbose,v1,primitive,create:cache_miss,cpu,reorder,jit:uni,undef,,,,2x3,0.25\x1b[0m"
     )
     assert ledger.to_dict()["created"] == {"cache_miss": {"count": 1, "seconds": 0.00025}}
+
+
+def test_a_log_of_creations_alone_names_the_switch(capsys, tmp_path):
+    path = tmp_path / "log.txt"
+    path.write_text(f"onednn_verbose,v1,info,oneDNN v3.2.0\nonednn_verbose,v1,primitive,create:cache_miss,cpu,{REST}\n")
+    done = fmtprop(capsys, "verbose", path)
+    assert done.code == 1 and "no execution: set ONEDNN_VERBOSE=1" in done.err
