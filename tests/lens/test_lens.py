@@ -218,7 +218,12 @@ def test_the_costliest_module_of_a_program_runs_in_other_ways(script):
     eager, last, ours = data["variants"]
     assert data["subject"] == "Net"
     assert ours["reorders"] < eager["reorders"] == data["reorders"]["count"] and last["gain"] and not ours["failure"]
-    assert "Net in other ways, measured in turns" in lens_from(data).to_text()
+    text = lens_from(data).to_text()
+    assert "Net in other ways, measured in turns" in text
+    assert f"with channels_last, a call of Net has {last['reorders']} of {eager['reorders']} reorders" in text
+    last["failure"] = "no such format"
+    assert "which channels_last may remove, take" in lens_from(data).to_text()
+    last["failure"] = ""
     assert json.loads(lens_from(data).to_json()) == data
 
 
