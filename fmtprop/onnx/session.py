@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 #: number of plans that a session keeps, the most recently used ones
 MAX_SHAPES: Final = 8
 
-#: inputs that could not be planned, after which no others are tried: each attempt takes a tenth of a second and more
+#: shapes that cannot be planned and are not tried again: each attempt takes a tenth of a second and more
 _MOST_UNPLANNED: Final = 64
 
 _LOG: Final = logging.getLogger("fmtprop")
@@ -403,7 +403,9 @@ class InferenceSession:
         except (ImportModelError, ShapeError) as error:
             if self._is_fixed and isinstance(error, OperandsError):
                 raise  # no inputs make this node run
-            if len(self._plans) and len(self._unplanned) < _MOST_UNPLANNED:  # a loop without rounds, or with too many
+            if len(self._plans):  # such as a loop without rounds, or with too many
+                if len(self._unplanned) >= _MOST_UNPLANNED:
+                    self._unplanned.clear()
                 self._unplanned.add(case)
                 self.reason = self.reason or str(error)
                 text = "%s runs node by node in PyTorch for inputs of shapes %s: %s"
