@@ -409,7 +409,8 @@ class InferenceSession:
                 self._unplanned.add(case)
                 self.reason = self.reason or str(error)
                 text = "%s runs node by node in PyTorch for inputs of shapes %s: %s"
-                _LOG.warning(text, self._program.name, [list(one) for one in shapes], error)
+                level = logging.INFO if isinstance(error, OperandsError) else logging.WARNING  # the run will say so
+                _LOG.log(level, text, self._program.name, [list(one) for one in shapes], error)
             else:
                 self._leave(str(error))
             return None

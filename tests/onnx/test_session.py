@@ -128,6 +128,18 @@ def test_a_shape_takes_a_place_at_its_third_run():
     assert [shapes[0][0] for shapes in made.plans] == [1, 3]
 
 
+def test_sizes_that_no_node_accepts_are_one_error_without_a_warning(caplog):
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[n, 4] x) => (float[a, b] y) <int64[2] s = {-1, 8}> { y = Reshape(x, s) }"""
+    made = session(text)
+    made.run(None, {"x": np.zeros((2, 4), np.float32)})
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"node y \(Reshape\) cannot run on .*; the inputs are x \[3, 4\]"):
+            made.run(None, {"x": np.zeros((3, 4), np.float32)})
+    assert not caplog.records and made.reason is None
+    assert made.run(None, {"x": np.zeros((4, 4), np.float32)})[0].shape == (2, 8) and len(made.plans) == 2
+
+
 def test_rare_shapes_have_plans_where_pytorch_takes_longer(monkeypatch):
     made = session(DYNAMIC, max_shapes=1)
     plain = made._program.run
