@@ -44,7 +44,7 @@ class Plans(Generic[Key, Plan]):
         self._making = ProcessLock()
         #: calls with keys that have no plan
         self._unplanned: Counter[Key] = Counter()
-        #: what the last plan took to be made, if one was made; and whether PyTorch's run of a rare key once took longer
+        #: processor time of the last plan's making, if one was made; and whether PyTorch once took longer for a rare key
         self._seconds, self._is_dear = float("inf"), False
 
     def __iter__(self) -> Iterator[Key]:
@@ -103,7 +103,10 @@ class Plans(Generic[Key, Plan]):
         return False
 
     def note_run(self, seconds: float) -> None:
-        """Take note of a run without a plan: where these take as long as a plan, every key gets one from now on."""
+        """Take note of a run without a plan: where these take as long as a plan, every key gets one from now on.
+
+        `seconds`: of this thread's processor time, which waiting for other programs does not lengthen.
+        """
         self._is_dear = self._is_dear or seconds > self._seconds
 
     def get(self, key: Key, make: Callable[[], Plan], is_valid: Callable[[Plan], bool] = lambda plan: True) -> Plan:
@@ -114,9 +117,9 @@ class Plans(Generic[Key, Plan]):
         with self._making.current:
             plan = self.known(key)
             if plan is None or not is_valid(plan):  # else another thread has made it
-                start = time.perf_counter()
+                start = time.thread_time()
                 plan = make()
-                self._seconds = time.perf_counter() - start
+                self._seconds = time.thread_time() - start
                 self._keep(key, plan)
         return plan
 

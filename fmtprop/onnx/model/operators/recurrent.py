@@ -246,6 +246,7 @@ def _one_way(
     if kind == "lstm" and wanted > 2:
         i, out, forget, cell = w.new_full((len(w), 1), _FROZEN).chunk(4)
         column = torch.cat([-i, out * 0, forget, cell * 0])
+        x = torch.where(alive[..., None], x, torch.zeros_like(x))  # a NaN behind a sequence would reach the cell
         x, w = torch.cat([x, (~alive)[..., None].to(x.dtype)], -1), torch.cat([w, column], -1)
     y, *final = run(x, w[None], r[None], held, initial)
     last = (lengths - 1).clamp(0).reshape(1, -1, 1).expand(1, *y.shape[1:])
