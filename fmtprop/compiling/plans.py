@@ -44,7 +44,7 @@ class Plans(Generic[Key, Plan]):
         self._making = ProcessLock()
         #: calls with keys that have no plan
         self._unplanned: Counter[Key] = Counter()
-        #: processor time of the last plan's making, if one was made; and whether PyTorch once took longer for a rare key
+        #: processor time of the last plan's making, if any was made; and whether a run of a rare key once took longer
         self._seconds, self._is_dear = float("inf"), False
 
     def __iter__(self) -> Iterator[Key]:
