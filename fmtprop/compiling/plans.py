@@ -45,7 +45,7 @@ class Plans(Generic[Key, Plan]):
         #: calls with keys that have no plan
         self._unplanned: Counter[Key] = Counter()
         #: processor time of the last plan's making, if any was made; and whether a run of a rare key once took longer
-        self._seconds, self._is_dear = float("inf"), False
+        self._seconds, self._is_slow = float("inf"), False
 
     def __iter__(self) -> Iterator[Key]:
         """Yield the keys, the one that was used last at the end."""
@@ -92,7 +92,7 @@ class Plans(Generic[Key, Plan]):
 
     def is_rare(self, key: Key) -> bool:
         """Count a call of a key without a plan; return whether it is to be run without one."""
-        if not self.is_full or self._is_dear:
+        if not self.is_full or self._is_slow:
             return False
         if len(self._unplanned) >= _MOST_COUNTED:
             self._unplanned.clear()
@@ -107,7 +107,7 @@ class Plans(Generic[Key, Plan]):
 
         `seconds`: of this thread's processor time, which waiting for other programs does not lengthen.
         """
-        self._is_dear = self._is_dear or seconds > self._seconds
+        self._is_slow = self._is_slow or seconds > self._seconds
 
     def get(self, key: Key, make: Callable[[], Plan], is_valid: Callable[[Plan], bool] = lambda plan: True) -> Plan:
         """Return the plan of a key; it is made if there is none, or none that is valid."""

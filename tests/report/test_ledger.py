@@ -296,7 +296,9 @@ RUN = """
 import json, sys, fmtprop as fp
 from fmtprop.dnnl import lib
 net = fp.compile(sys.argv[1], policy=sys.argv[2], tune="model", confirm=False)
-rows = [r for r in net.report(repeats=9).reorders if r.target == "onednn"]
+reports = [[r for r in net.report(repeats=9).reorders if r.target == "onednn"] for _ in range(5)]
+# other programs may have the CPUs meanwhile
+rows = min(reports, key=lambda one: sum(r.seconds for r in one))
 print("LEDGER" + json.dumps([[r.src, r.dst, r.dims, r.logical_nbytes] for r in rows]), flush=True)
 print("SECONDS" + json.dumps(sum(r.seconds for r in rows)), flush=True)
 inputs = net.random_inputs()
